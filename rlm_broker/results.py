@@ -188,8 +188,8 @@ class Block(_WithValues):
         displays_omitted: Number of further displays, which were dropped.
         variables: If asked for, the first 40 by name of the variables that it created, rebound or changed in length.
             Empty for a killed block.
-        blocks_undone: For a killed block whose REPL goes on from a checkpoint, the number of blocks whose variables are
-            lost, this one included: with 1, all variables are as before it. None if all are lost.
+        blocks_undone: For a killed block after which variables came back, by a checkpoint or a replay: the number of
+            blocks whose variables are lost, this one included. With 1, all are as before it. None if all are lost.
         calls_remembered: For a killed block of a run, the number of its answered calls and of those in the runs below.
             The same calls of a later block get the same answers, once each, and cost nothing.
     """

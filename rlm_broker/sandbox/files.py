@@ -63,12 +63,20 @@ class ReplFiles:
         event_loop: Loop of the REPL.
         worker: Returns the worker with the files.
         max_bytes: Bytes of the scratch folder (`scratch_bytes`).
+        on_change: Called with the path and the data of each file written, and with None for a removed one.
     """
 
-    def __init__(self, event_loop: EventLoopRef, worker: Callable[[], Awaitable[Worker]], max_bytes: int) -> None:
+    def __init__(
+        self,
+        event_loop: EventLoopRef,
+        worker: Callable[[], Awaitable[Worker]],
+        max_bytes: int,
+        on_change: Callable[[str, Data | None], object],
+    ) -> None:
         self._event_loop = event_loop
         self._worker = worker
         self._max_bytes = max_bytes
+        self._on_change = on_change
 
     def write(self, path: str | PurePath, data: Data) -> None:
         """Write a file, and replace one of that name. Missing folders of its path are made.
@@ -86,11 +94,11 @@ class ReplFiles:
         Raises:
             FileRefused: There is no room (`scratch_bytes`, `max_scratch_files`), or a folder or link of that name.
         """
-        self._event_loop.run(self._write(path, data))
+        self._event_loop.run(self._written(path, data))
 
     async def awrite(self, path: str | PurePath, data: Data) -> None:
         """Write a file as `write` does, awaited."""
-        await self._event_loop.arun(self._write(path, data))
+        await self._event_loop.arun(self._written(path, data))
 
     def read(self, path: str | PurePath, max_bytes: int = MAX_READ_BYTES) -> bytes:
         """Return the bytes of a file.
@@ -191,13 +199,25 @@ class ReplFiles:
         Raises:
             FileRefused: There is no such file, or it is a folder.
         """
-        self._event_loop.run(self._remove(path))
+        self._event_loop.run(self._removed(path))
 
     async def aremove(self, path: str | PurePath) -> None:
         """Remove a file as `remove` does, awaited."""
-        await self._event_loop.arun(self._remove(path))
+        await self._event_loop.arun(self._removed(path))
+
+    async def put(self, path: str, data: bytes | None) -> None:
+        """Write a file, or remove it if there are no bytes, without a note of it."""
+        await (self._remove(path) if data is None else self._write(path, data))
 
     # -- on the loop -------------------------------------------------------------------------------------------------
+
+    async def _written(self, path: object, data: Data) -> None:
+        await self._write(path, data)
+        self._on_change(str(path), data)
+
+    async def _removed(self, path: object) -> None:
+        await self._remove(path)
+        self._on_change(str(path), None)
 
     async def _write(self, path: object, data: object) -> None:
         names = names_of(path)

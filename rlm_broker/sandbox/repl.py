@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any, Final
 
-from rlm_broker.broker.transport.connection import QueryHandler, refuse
+from rlm_broker.broker.transport.connection import Connection, QueryHandler, refuse
 from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.broker.transport.session import NOTHING, Stdin, Wanted
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.threads import in_thread
-from rlm_broker.errors import ConfigurationError, ReplBusy, ReplClosed, require_kind
+from rlm_broker.errors import ConfigurationError, ReplBusy, require_kind
 from rlm_broker.events.observers import OBSERVERS, ReplState
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block, Isolation
@@ -23,19 +23,22 @@ from rlm_broker.sandbox.blocks import block_result
 from rlm_broker.sandbox.blocks.block import BlockRun
 from rlm_broker.sandbox.blocks.block_result import BlockOutput, OnDisplay, OnOutput, SubmitFields
 from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
+from rlm_broker.sandbox.blocks.record import RecordedBlock, Replayed, ReplRecord
+from rlm_broker.sandbox.blocks.replay import Replays
 from rlm_broker.sandbox.files import ReplFiles
 from rlm_broker.sandbox.programs import ProgramResult, ReplPrograms, run_script
 from rlm_broker.sandbox.repl_process import ReplWorker, RolledBackRepl
+from rlm_broker.sandbox.supplies import SuppliedRepl
 from rlm_broker.sandbox.tools import Tools
 from rlm_broker.sandbox.workers.source import Workers
-from rlm_broker.values.names import require_apart, require_given, require_names, require_variables
+from rlm_broker.values.names import require_given, require_variables
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import Query, Slot
 
 BY_CALLER: Final = "was interrupted by its caller"
 
 
-class SandboxedRepl(RolledBackRepl):
+class SandboxedRepl(SuppliedRepl, RolledBackRepl):
     """Runs blocks of untrusted code, one after the other. Variables persist from one block to the next.
 
     Example:
@@ -81,8 +84,10 @@ class SandboxedRepl(RolledBackRepl):
         env: Mapping[str, str] | None = None,
         seed: int | None = None,
         scaffold: bool = True,
+        record: ReplRecord | None = None,
     ) -> None:
         require_answer(answer)
+        require_kind("record", record, ReplRecord, type(None))
         require_limits(limits)
         environment = environment_of(env, seed, scaffold)
         self._scaffold = scaffold
@@ -96,10 +101,13 @@ class SandboxedRepl(RolledBackRepl):
         self._fork_server = workers.fork_server
         self._worker = ReplWorker(workers, context, self._limits, self._provisions)
         self.answer = answer
+        self._to_replay = record
+        self._worker.recorder.seed = record.seed if seed is None and record is not None else seed
         # These know the worker and not this object, which has them: without cycles, no REPL waits for the collector.
         worker = self._worker
-        self._files = ReplFiles(event_loop, worker.beside_blocks, self._limits.scratch_bytes)
+        self._files = ReplFiles(event_loop, worker.beside_blocks, self._limits.scratch_bytes, worker.recorder.file)
         self._contexts = QueryContexts(worker.beside_blocks, worker.context_named, self._limits.scratch_bytes)
+        self._replays = Replays(worker, self._contexts, self._limits, self._files.put)
         self._programs = ReplPrograms(self._fork_server, worker, self._limits, env)
         self._run: BlockRun | None = None
         self._is_interrupted = False
@@ -124,6 +132,16 @@ class SandboxedRepl(RolledBackRepl):
     def files(self) -> ReplFiles:
         """Files in the REPL's scratch folder, which is the current folder of its code."""
         return self._files
+
+    @property
+    def replayed(self) -> Replayed:
+        """Outcome of the last replay: after a kill, or of the `record` that the REPL was opened with."""
+        return self._replays.replayed
+
+    @property
+    def record(self) -> ReplRecord:
+        """Blocks of the REPL so far, with all that another REPL needs to run them again."""
+        return self._worker.recorder.record()
 
     def execute(
         self,
@@ -370,101 +388,6 @@ class SandboxedRepl(RolledBackRepl):
         """Interrupt the block that runs as `interrupt` does, awaited."""
         await self.bind_loop().acall(self._interrupt)
 
-    def provide(self, values: Mapping[str, Any], *, restore: bool = True) -> None:
-        """Give code more values by name. They are there from the next block on, also after a kill.
-
-        A text or bytes object of more than 65,536 characters or bytes that is given again under its name costs nothing:
-        the REPL has kept it.
-
-        Example:
-            ```python
-            repl.provide({"limit": 10})
-            print(repl.execute("print(limit)").stdout)  # 10
-            ```
-
-        Args:
-            values: Name → value, as for `Sandbox.repl`.
-            restore: Whether each later block finds these values again, although code has bound the names to others.
-
-        Raises:
-            ConfigurationError: A value cannot be sent as it is, or a name is a tool's. No value is given then.
-            ValueTooLarge: A value is longer than a message may be. No value is given then.
-            ReplClosed: The REPL was closed.
-        """
-        require_kind("restore", restore, bool)
-        require_given(self._provisions.tools() or (), values, self._scaffold)
-        more = Provisions.of(values, self._limits.max_frame_bytes, are_restored=restore, earlier=self._provisions)
-        self._provide(more)
-
-    def add_context(self, context: object) -> str:
-        """Give code one more context, mapped as the first, from the next block on; return the name of its variable.
-
-        The names are `context_1`, `context_2` and so on. Texts are mapped; all other objects are decoded in the REPL,
-        and count towards its `memory_bytes`.
-
-        Example:
-            ```python
-            with sandbox.repl("first", limits=ReplLimits(later_context_bytes=1 << 20)) as repl:
-                repl.add_context("second")  # 'context_1'
-            ```
-
-        Args:
-            context: As for `Sandbox.repl`.
-
-        Raises:
-            ConfigurationError: The REPL's `later_context_bytes` have no room for it.
-            ContextRefused: The context cannot be read.
-            ReplClosed, SandboxFailed: As for `execute`.
-        """
-        return self.bind_loop().run(self._worker.add_context(context))
-
-    async def aadd_context(self, context: object) -> str:
-        """Give code one more context as `add_context` does, awaited."""
-        return await self.bind_loop().arun(self._worker.add_context(context))
-
-    def set_tools(self, tools: Sequence[str] | Mapping[str, Any] | Tools) -> None:
-        """Give code these tools, and no others, from the next block on.
-
-        Example:
-            ```python
-            repl.set_tools({"price": lambda name: 5})
-            print(repl.execute("print(price('lens'))").stdout)  # 5
-            ```
-
-        Args:
-            tools: All tools, as for `Sandbox.repl`.
-
-        Raises:
-            ConfigurationError: A name is not an identifier, or is a value's. The tools do not change then.
-            ReplClosed: The REPL was closed.
-        """
-        earlier = self._tools
-        try:
-            names = self._take_tools(tools)
-            require_names(names, self._scaffold)
-            require_apart(names, self._provisions.names())
-            self._provide(Provisions.of({}, self._limits.max_frame_bytes, names))
-        except BaseException:
-            self._tools = earlier
-            raise
-
-    def _take_tools(self, tools: Sequence[str] | Mapping[str, Any] | Tools) -> Sequence[str]:
-        """Call these functions from now on, if they are functions and no names; return the names of all tools."""
-        if not isinstance(tools, Mapping | Tools):
-            self._tools = None
-            return tools
-        self._tools = made = Tools.of(tools, self._scaffold)
-        return made.names
-
-    def provide_known(self, values: Mapping[str, Any]) -> None:
-        """Give code values under names of our own. They come out of JSON: checking large ones would take seconds."""
-        self._provide(Provisions.of(values, self._limits.max_frame_bytes, are_json=True))
-
-    def _provide(self, more: Provisions) -> None:
-        if self._worker.is_closed:
-            raise ReplClosed("this REPL was closed")
-        self._worker.provide(more)
-
     async def end_children(self) -> None:
         """End the children that code has started in the background, and wait until they have ended."""
         if self._worker.connection is not None:
@@ -481,6 +404,9 @@ class SandboxedRepl(RolledBackRepl):
             for observer in OBSERVERS:
                 observer.repl_opens(self)
         await self._worker.open()
+        if self._to_replay is not None:
+            async with self._worker.busy:
+                await self._replays.opened(self._to_replay)
         self._became("idle")
 
     async def _close(self) -> None:
@@ -527,9 +453,7 @@ class SandboxedRepl(RolledBackRepl):
         wanted: Wanted = NOTHING,
         submit: object = None,
     ) -> Block:
-        require_block(code, wanted.stdin)
-        for name in ("value", "variables", "echo"):
-            require_kind(name, getattr(wanted, name), bool)
+        require_block(code, wanted)
         fields = SubmitFields.of(submit)
         wanted = wanted if fields is None else wanted._replace(submit=fields.names)
         timeout_s = seconds_or("timeout_s", timeout_s, self._limits.block_timeout_s)
@@ -538,14 +462,13 @@ class SandboxedRepl(RolledBackRepl):
             raise ReplBusy("this REPL runs a block already: one at a time")
         async with self._worker.busy:
             self._is_interrupted = False
-            connection = await self._worker.require_repl()
+            connection = await self._live_connection()
             if wanted.names is None and self._worker.checkpoints.is_due:
                 wanted = await self._worker.with_checkpoint(wanted)
             if self._is_interrupted:
                 return Block(code, "interrupted", error=f"it {BY_CALLER}")
             self._became("busy")
-            started = time.monotonic()
-            output, tools = BlockOutput(self._bounds, *hear), self._tools
+            started, output, tools = time.monotonic(), BlockOutput(self._bounds, *hear), self._tools
             run = self._run = BlockRun(
                 self._worker.worker,
                 connection,
@@ -557,16 +480,15 @@ class SandboxedRepl(RolledBackRepl):
                 self._contexts,
                 fields,
             )
+            recorder = self._worker.recorder
+            recorded = recorder.begun(code, wanted, connection.block + 1)
             try:
                 result = await run.result(code, wanted)
-            except FrameTooLarge as error:
-                return Block(
-                    code, "error", error=f"code and stdin are too long for a message: {error}; raise max_frame_bytes"
-                )
-            except UnicodeEncodeError as error:  # a lone surrogate in the code: the compiler's own sentence
-                return Block(code, "error", error=f"UnicodeEncodeError: {error}")
+            except (FrameTooLarge, UnicodeEncodeError) as error:
+                recorder.forget(recorded)
+                return block_result.unsent_block(code, error)
             except asyncio.CancelledError:
-                await to_its_end(partial(self._end_block, run))
+                await to_its_end(partial(self._end_block, run, recorded))
                 raise
             except BaseException:  # the block has no caller any more
                 await to_its_end(self._worker.end_repl)
@@ -574,26 +496,38 @@ class SandboxedRepl(RolledBackRepl):
             finally:
                 self._run = None
                 self._became("idle")
-                self._worker.checkpoints.block_ended(wanted, time.monotonic() - started)
+                now = time.monotonic()
+                self._worker.checkpoints.block_ended(wanted, now - started)
             if result is None:
                 return await self._killed(code, run, output, connection.block, started)
-            return block_result.ended_block(code, output, result, run.limit, wanted, fields, time.monotonic() - started)
+            block = block_result.ended_block(code, output, result, run.limit, wanted, fields, now - started)
+            recorder.ended(recorded, block, run.clock.used_s(now))
+            return block
+
+    async def _live_connection(self) -> Connection:
+        if self._worker.connection is None and self._worker.is_open:  # its last caller was cancelled
+            await self._replays.restored(await to_its_end(self._worker.roll_back))
+        return await self._worker.require_repl()
 
     async def _killed(self, code: str, run: BlockRun, output: BlockOutput, number: int, started: float) -> Block:
-        """Kill a block, and have the REPL go on from its checkpoint, if there is one."""
+        """Kill a block, and have the REPL go on from its checkpoint, or run its earlier blocks again."""
         limit = run.limit  # read before `end_repl`, after which the worker may be gone
         seen = block_result.located(await to_its_end(partial(self._worker.end_repl, True)), number)
-        undone = await to_its_end(self._worker.roll_back)
-        problem, why = self._worker.checkpoints.problem, run.killed_because or "its processes are gone"
-        return block_result.killed_block(code, output, why, seen, limit, time.monotonic() - started, undone, problem)
+        taken_s = time.monotonic() - started
+        undone = await self._replays.restored(await to_its_end(self._worker.roll_back))
+        why = run.killed_because or "its processes are gone"
+        return block_result.killed_block(code, output, why, seen, limit, taken_s, undone, self._replays.told(undone))
 
     def _interrupt(self) -> None:
         self._is_interrupted = True
         if self._run is not None:
             self._run.interrupt(BY_CALLER)
+        self._replays.interrupt()
 
-    async def _end_block(self, run: BlockRun) -> None:
+    async def _end_block(self, run: BlockRun, recorded: RecordedBlock) -> None:
         """End a block whose caller was cancelled. If the block reacts, the REPL goes on with its variables."""
         goes_on = not self.kills_when_cancelled and await run.end(BY_CALLER)
-        if not goes_on and not self._worker.is_closed:
+        if goes_on:
+            self._worker.recorder.ended(recorded, None, 0.0)
+        elif not self._worker.is_closed:
             await self._worker.end_repl()

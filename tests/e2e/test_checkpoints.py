@@ -15,7 +15,7 @@ from tests.support.processes import living_below, living_parents_below
 from tests.support.waiting import until_now
 
 pytestmark = needs_strict
-EACH = ReplLimits(checkpoint="each", block_timeout_s=20, interrupt_grace_s=0.2, memory_bytes=256 << 20)
+EACH = ReplLimits(checkpoint="each", max_replay_s=0, block_timeout_s=20, interrupt_grace_s=0.2, memory_bytes=256 << 20)
 
 STATE = """
 import array, collections, io, itertools, random, re, sys, threading

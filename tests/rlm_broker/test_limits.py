@@ -169,6 +169,7 @@ AS_DOCUMENTED: dict[str, tuple[float | None, float, float | None]] = {
     "max_programs": (16, 1, None),
     "later_context_bytes": (0, 0, 2**50),
     "max_repl_restarts": (5, 0, None),
+    "max_replay_s": (30, 0, None),
     "block_timeout_s": (60, 1e-9, None),
     "block_wall_timeout_s": (3_600, 1e-9, None),
     "interrupt_grace_s": (1, 1e-9, None),

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -241,11 +240,11 @@ def test_history_has_the_cells_of_this_kernel(front_end: FrontEnd) -> None:
     ]
 
 
-def test_killed_repl_is_told_and_the_next_cell_has_a_fresh_one(front_end: FrontEnd) -> None:
+def test_killed_cell_is_told_and_its_variables_are_lost(front_end: FrontEnd) -> None:
     reply, ((kind, error),) = front_end.run("lost = 1\nimport os; os._exit(3)")
     assert (kind, error["ename"]) == ("error", "ReplKilled")
-    lost = r"its variables are gone|variables are as they were before cell \d+"
-    assert re.search(rf"exit code 3 \(os\._exit\); ({lost})$", error["evalue"])
+    assert "exit code 3 (os._exit)" in error["evalue"]
+    assert "variables are as they were before" in error["evalue"]
     assert reply["status"] == "error"
     assert front_end.ask("complete", "displ")["matches"] == ["display"]
     assert [kind for kind, _ in front_end.run("display(1)")[1]] == ["display_data"]

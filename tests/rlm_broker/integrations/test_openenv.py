@@ -63,7 +63,7 @@ def test_failed_block_keeps_its_output_and_the_variable_of_the_environment(execu
     assert executor.get_variable("answer")["content"] == "so far"
     killed = executor.execute("import os; os._exit(1)")
     assert "os._exit" in killed["exception"]
-    assert executor.execute("answer")["stdout"] == '{"content": "", "ready": false}'
+    assert executor.execute("answer")["stdout"] == '{"content": "so far", "ready": false}'
 
 
 def test_output_is_cut_and_its_length_told(open_sandbox: Sandbox) -> None:

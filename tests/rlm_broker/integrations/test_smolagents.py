@@ -95,15 +95,15 @@ def test_number_of_a_line_that_code_has_forged_is_not_believed(executor: Executo
         executor(forged)
 
 
-def test_killed_step_loses_variables_but_those_that_were_sent(executor: Executor) -> None:
+def test_killed_step_leaves_the_variables_of_earlier_ones(executor: Executor) -> None:
     executor.send_variables({"rows": [1, 2]})
     executor.send_tools({"final_answer": lambda answer: answer})
     executor("mine = rows + [3]")
-    with pytest.raises(StepFailed, match=r"os\._exit.*All variables are gone, but for"):
-        executor("import os; os._exit(1)")
-    with pytest.raises(StepFailed, match="'mine' is not defined"):
-        executor("mine")
-    assert executor("final_answer(rows)") == CodeOutput([1, 2], "", is_final_answer=True)
+    with pytest.raises(StepFailed, match=r"os\._exit.*Variables are as they were before it"):
+        executor("lost = 1; import os; os._exit(1)")
+    with pytest.raises(StepFailed, match="'lost' is not defined"):
+        executor("lost")
+    assert executor("final_answer(rows + mine)") == CodeOutput([1, 2, 1, 2, 3], "", is_final_answer=True)
 
 
 def test_step_out_of_time_keeps_variables_and_waiting_for_tools_is_not_counted(open_sandbox: Sandbox) -> None:

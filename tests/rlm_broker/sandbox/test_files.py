@@ -264,4 +264,4 @@ async def test_list_that_never_ends_is_refused() -> None:
             return init
 
         with pytest.raises(SandboxFailed, match="does not end"):
-            await ReplFiles(EventLoopRef.here(), worker, 1 << 20).alist()
+            await ReplFiles(EventLoopRef.here(), worker, 1 << 20, print).alist()
