@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rlm_broker.sandbox.blocks.replay import MOST_IN_VAIN
 from tests.attacks.arena import PROTECTED, Arena, Attack, check, said_it_got_through
 from tests.support.processes import living_parents_below
 from tests.support.tables import table
