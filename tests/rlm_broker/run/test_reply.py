@@ -12,7 +12,7 @@ from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, ReplClosed
-from rlm_broker.events.event import BlockEnded, BlockPrinted, BlockStarted, Emitter, Event, Replied, TreeEvents
+from rlm_broker.events.event import BlockEnded, BlockPrinted, BlockStarted, Event, Replied, TreeEvents
 from rlm_broker.limits import Limits, ReplLimits
 from rlm_broker.results import Block, ChatMessage, Completion
 from rlm_broker.rlm import RLM
@@ -288,7 +288,7 @@ def test_none_is_an_empty_reply_and_not_the_end(sandbox: Sandbox) -> None:
 
 
 def acting(
-    repl: SandboxedRepl, limits: Limits | None = None, emit: Emitter = NO_EVENTS, progress: Progress | None = None
+    repl: SandboxedRepl, limits: Limits | None = None, emit: Any = NO_EVENTS, progress: Progress | None = None
 ) -> ReplyActions:
     return ReplyActions(repl, limits or Limits(), emit, progress or Progress(), BlockCalls(), "1")
 
