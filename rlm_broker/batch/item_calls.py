@@ -15,8 +15,6 @@ import hashlib
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 
-import msgspec
-
 from rlm_broker.batch.journal import DIGEST_BYTES, AnsweredCall
 from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.client_queue import OnRetry
@@ -28,8 +26,6 @@ from sandbox_worker.wire.text_json import encode_escaped
 
 LARGE_CHARS = 1 << 20
 """Characters of a request beyond which its digest is made in a thread: 60 million take a second."""
-SAMPLE_STEP = 1 << 20
-"""Distance of the numbers of an item's samples in `LMRequest.sample`, so that a cache answers each of them anew."""
 
 
 class Turns:
@@ -117,7 +113,7 @@ class ItemCalls:
     ) -> Call:
         """Make one call, as `Broker.complete` does, unless it was paid before."""
         if self._sample:
-            request = msgspec.structs.replace(request, sample=request.sample + self._sample * SAMPLE_STEP)
+            request = request.in_sample(self._sample)
         key = _key(request) if request.chars <= LARGE_CHARS else await asyncio.to_thread(_key, request)
         if answers := self._answers.get(key):
             call = answers.popleft()

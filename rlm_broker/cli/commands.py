@@ -81,10 +81,11 @@ ASK = LazyCommand(
     \b
     rlm-broker ask "Which service failed first?" logs/ -m openai/gpt-5-mini
     rlm-broker ask "Who signed it, and when?" contract.pdf -m ollama/qwen3:4b -v
+    rlm-broker ask --resume run.jsonl logs/ --limit max_budget_usd=2
     journalctl | rlm-broker ask "When did the disk fail?" --limit max_budget_usd=0.5
     """,
     (
-        click.Argument(["question"]),
+        click.Argument(["question"], required=False, metavar="QUESTION"),
         click.Argument(["paths"], nargs=-1, type=FILE, metavar="[PATH]..."),
         "Often",
         *MODELS,
@@ -103,6 +104,15 @@ ASK = LazyCommand(
         Option("--trace", "FILE", "Write all events to a new file, as JSON lines.", type=PATH),
         Option("--record", "FILE", "Write all model calls to a new file.", type=PATH),
         Option("--replay", "FILE", "Take replies from such a file; no model is called.", type=PATH),
+        "Several runs",
+        Option("--best-of", "N", "Answer N times, and print the most frequent answer.", type=click.IntRange(1, 256)),
+        Option(
+            "--resume",
+            "TRACE",
+            "Go on with a run that did not answer, about the same PATHs; QUESTION is that of its trace.",
+            type=PATH,
+            multiple=True,
+        ),
         "Sandbox",
         *SANDBOX,
         DEBUG,
