@@ -467,7 +467,8 @@ class RLM(AsyncResource):
     ) -> BestOf[Any]:
         """Choose one answer of several runs as `best_of` does, awaited. Cancelling it ends all runs."""
         request = self._asked(context, question, output_type, None, limits, None)
-        return await best_of(self._engine, request, n, after_turn, scorer)
+        event_loop = self._engine.run_loop or EventLoopRef.here()
+        return await event_loop.arun(best_of(self._engine, request, n, after_turn, scorer))
 
     def persistent_repl(self, limits: ReplLimits | None = None) -> PersistentRepl:
         """Return a REPL for several runs, one after the other: its variables stay from run to run.

@@ -76,7 +76,7 @@ ASK = LazyCommand(
     "ask",
     """Ask QUESTION about files, folders or globs. Without any, or with -, it is about stdin.
 
-    The answer goes to stdout, all else to stderr.
+    The answer goes to stdout, all else to stderr. With --resume the trace has the QUESTION: give the PATHs alone.
 
     \b
     rlm-broker ask "Which service failed first?" logs/ -m openai/gpt-5-mini
@@ -96,23 +96,16 @@ ASK = LazyCommand(
         QUIET,
         "Answer",
         Option("-o --out", "FILE", "Write the answer to a file, too.", type=PATH),
+        Option("--best-of", "N", "Answer N times; print the most frequent answer.", type=click.IntRange(1, 256)),
         JSON,
         _output_type("A JSON Schema of the answer, which is printed as JSON."),
         SYSTEM,
         TOOLS,
         "Keep",
         Option("--trace", "FILE", "Write all events to a new file, as JSON lines.", type=PATH),
+        Option("--resume", "TRACE", "Go on with its run, about the same PATHs.", type=PATH, multiple=True),
         Option("--record", "FILE", "Write all model calls to a new file.", type=PATH),
         Option("--replay", "FILE", "Take replies from such a file; no model is called.", type=PATH),
-        "Several runs",
-        Option("--best-of", "N", "Answer N times, and print the most frequent answer.", type=click.IntRange(1, 256)),
-        Option(
-            "--resume",
-            "TRACE",
-            "Go on with a run that did not answer, about the same PATHs; QUESTION is that of its trace.",
-            type=PATH,
-            multiple=True,
-        ),
         "Sandbox",
         *SANDBOX,
         DEBUG,

@@ -15,6 +15,7 @@ limit, and the loop makes the observation of that turn anew.
 """
 
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,20 +37,25 @@ from rlm_broker.events.event import (
     ReplReady,
     RunEnded,
     RunStarted,
+    ToolEnded,
+    ToolStarted,
 )
-from rlm_broker.events.redaction import LONGEST_CHARS, redacted
+from rlm_broker.events.redaction import LONGEST_CHARS, REDACTED, redacted
 from rlm_broker.events.trace import events
 from rlm_broker.results import Block, ChatMessage, ContextInfo, Iteration
 from rlm_broker.run.ledger import Spent
 from rlm_broker.run.prompts.messages import EMPTY_REPLY, SUMMARISE, after_summary
 from rlm_broker.run.reply import SHORT_REPLY_CHARS
 from rlm_broker.run.tree import Progress
-from rlm_broker.sandbox.blocks.record import ReplRecord
+from rlm_broker.sandbox.blocks.record import ANY_MODEL, Entry, RecordedBlock, ReplRecord, asked, outcome_of
 from rlm_broker.usage import Usage
 from rlm_broker.values.parsing import parse_reply
 from rlm_broker.values.text import printable
+from sandbox_worker.wire.messages import Slot
 from sandbox_worker.wire.names import HISTORY
 
+_NOT_WHOLE = re.compile(rf"{re.escape(REDACTED)}|\.\.\. \[[\d,]{{1,20}} characters cut\]")
+"""Mark of a text that a trace does not have whole: a secret was replaced, or its middle was left out."""
 MOST_ID_CHARS = 40
 """Characters of the id of a run in an error."""
 
@@ -67,7 +73,7 @@ class ContextFacts(Struct, frozen=True):
         return cls(info.type_name, info.total_chars, info.parts_total)
 
     def __str__(self) -> str:
-        parts = f" in {self.parts:,} parts" if self.parts else ""
+        parts = f" in {self.parts:,} parts" if self.parts > 1 else ""
         return f"a {self.type} of {self.chars:,} characters{parts}"
 
 
@@ -124,11 +130,12 @@ def first_turns(progress: Progress, turns: int, record: ReplRecord | None) -> Pr
     """Return a copy of the progress that a run had made after its first `turns` turns.
 
     Args:
-        record: Blocks that its REPL has run; None if it has no turn.
+        record: Blocks that its REPL has run, with those of later turns.
     """
     if not turns:
         return Progress()
     mark, trajectory = progress.marks[turns], progress.trajectory[:turns]
+    record = None if record is None else _record_of(record, progress.trajectory, turns)
     made = Progress(
         mark.messages[: mark.length],
         progress.replaced[: mark.replaced],
@@ -144,6 +151,21 @@ def first_turns(progress: Progress, turns: int, record: ReplRecord | None) -> Pr
             made.said = prose
             break
     return made
+
+
+def _record_of(record: ReplRecord, trajectory: Sequence[Iteration], turns: int) -> ReplRecord:
+    """Return the record of the first turns. A later kill may have cost blocks of them, which are not in the record."""
+    kept = at_turn = left = 0
+    for turn in trajectory:
+        for block in turn.blocks:
+            kept = kept + 1 if block.status != "killed" else max(0, kept + 1 - (block.blocks_undone or kept + 1))
+            left = min(left, kept)
+        if turn.number <= turns:
+            at_turn = left = kept
+    first = record.until(left)
+    if len(first.blocks) < at_turn:
+        first.gap("a later block was killed, and has cost these blocks")
+    return first
 
 
 def _blocks(trajectory: Sequence[Iteration]) -> Iterator[Block]:
@@ -165,6 +187,9 @@ class _Retold:
 
     def __init__(self, progress: Progress, spent: Spent) -> None:
         self.progress = progress
+        self._entries: list[Entry] = [] if progress.record is None else progress.record.entries
+        self._answers = defaultdict[int, list[tuple[bytes, Slot]]](list)
+        self._asking: dict[tuple[type[Event], str, int], tuple[int, bytes, int]] = {}
         self._calls, self._children = spent.calls, spent.children
         self._usage = defaultdict[tuple[str, int], Usage](Usage, spent.usage)
         self._prompts: dict[int, str] = {}
@@ -179,6 +204,7 @@ class _Retold:
 
     def take(self, event: Event) -> None:
         """Take the next event of the tree."""
+        self._take_answer(event)
         match event:
             case CallStarted():
                 self._asked(event)
@@ -190,6 +216,7 @@ class _Retold:
                 self._reply = event.text
             case BlockEnded(depth=0) if not self._is_over:
                 self._blocks.append(event.outcome)
+                self._record(event)
             case IterationStarted(depth=0) | RunEnded(depth=0, limit="max_consecutive_errors"):
                 self._end_turn()
 
@@ -228,6 +255,53 @@ class _Retold:
         again = ChatMessage("user", after_summary(str(opening), HISTORY))
         progress.messages = [progress.messages[0], again, said]
 
+    # -- what its REPL ran -------------------------------------------------------------------------------------------
+
+    @property
+    def record(self) -> ReplRecord:
+        """Blocks that its REPL has run, with the answers that they got."""
+        return ReplRecord(self._entries)
+
+    def _record(self, event: BlockEnded) -> None:
+        outcome, entries, answers = event.outcome, self._entries, self._answers[event.block]
+        if outcome.status == "killed":
+            undone = outcome.blocks_undone
+            del entries[0 if undone is None else len(entries) + 1 - undone :]
+            return
+        texts = (outcome.code, *(slot.text for _, slot in answers))
+        problem = "was interrupted" if outcome.status == "interrupted" else None
+        problem = "has a text that is not whole in the trace" if any(map(_NOT_WHOLE.search, texts)) else problem
+        seconds = outcome.execution_time
+        entries.append(RecordedBlock(outcome.code, outcome_of(outcome), seconds, answers, problem=problem))
+
+    def _take_answer(self, event: Event) -> None:
+        """Take what code of the run asks, and what it gets: of a model, a child run or a tool."""
+        match event:
+            case CallStarted(run="1", depth=1):
+                key = asked("llm", event.prompt, model=event.requested_model, system=event.system)
+                self._asking[CallStarted, "", event.call] = (event.block, key, event.times)
+            case CallEnded(run="1", depth=1) if event.error is not None or event.response:
+                self._got((CallStarted, "", event.call), Slot(event.response, event.error))
+            case RunStarted(depth=1):
+                key = asked("rlm", event.question, model=ANY_MODEL)
+                self._asking[RunStarted, event.run, 0] = (event.block, key, 1)
+            case RunEnded(depth=1, error=None):
+                at = f" at the limit {event.limit}" if event.limit else ""
+                without = None if event.response is not None else f"the child ended{at} without an answer"
+                self._got((RunStarted, event.run, 0), Slot(event.response or "", without))
+            case RunEnded(depth=1):
+                self._got((RunStarted, event.run, 0), Slot(event.partial_answer or "", event.error))
+            case ToolStarted(depth=0):
+                key = asked("tool", event.arguments, tool=event.tool)
+                self._asking[ToolStarted, "", event.call] = (event.block, key, 1)
+            case ToolEnded(depth=0):
+                self._got((ToolStarted, "", event.call), Slot(event.result, event.error))
+
+    def _got(self, asking: tuple[type[Event], str, int], slot: Slot) -> None:
+        if asking in self._asking:
+            block, key, times = self._asking.pop(asking)
+            self._answers[block] += [(key, slot)] * times
+
     def _end_turn(self) -> None:
         if self._reply is not None:
             progress = self.progress
@@ -246,6 +320,8 @@ def from_trace(paths: Sequence[Path]) -> Earlier:
         ConfigurationError: A file cannot be read or is not a trace, each of its runs has answered, or it lacks what is
             needed to go on.
     """
+    if not paths:
+        raise ConfigurationError("name a trace to go on from: the list of traces is empty")
     where = paths[-1]
     trees = defaultdict[str, list[Event]](list)
     for event in itertools.chain.from_iterable(map(events, paths)):
@@ -264,7 +340,7 @@ def from_trace(paths: Sequence[Path]) -> Earlier:
         raise ConfigurationError(f"{where} does not say what its run was about: it is of an earlier release") from None
     retold = _retold(left[-1], trees, roots)
     turns = len(retold.progress.trajectory)
-    progress = first_turns(retold.progress, turns, None)
+    progress = first_turns(retold.progress, turns, retold.record)
     question = None if facts.get("is_task") else started.question
     return Earlier(started.tree, progress, context, question, retold.spent, started.metadata)
 
@@ -286,7 +362,7 @@ def _retold(tree: str, trees: Mapping[str, Sequence[Event]], roots: Mapping[str,
         if started.branch_of:
             if started.after_turn not in (0, *retold.progress.marks):
                 raise ConfigurationError(f"the trace has no turn {started.after_turn}, from which its run goes on")
-            progress = first_turns(retold.progress, started.after_turn, None)
+            progress = first_turns(retold.progress, started.after_turn, retold.record)
             retold = _Retold(progress, retold.spent if started.is_resumed else Spent())
         for event in trees[started.tree]:
             retold.take(event)

@@ -5,6 +5,7 @@ import concurrent.futures
 import itertools
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self
 
@@ -200,7 +201,8 @@ class Run(Generic[T]):
             ConfigurationError: An argument cannot be used, too little is left, or this run has no turns or no REPL of
                 its own, is recorded or is replayed. Errors of the context are raised by the branches.
         """
-        jobs = self._job.branches(self._job, n, after_turn)
+        event_loop, call = self._job.event_loop, partial(self._job.branches, self._job, n, after_turn)
+        jobs = call() if event_loop.is_here else event_loop.run(_called(call))  # where what they begin with changes
         for job in jobs:
             job.start()
         return [job.handle for job in jobs]
@@ -295,3 +297,7 @@ class Run(Generic[T]):
             raise cancelled from None
         except RlmBrokerError as error:
             raise plainly(error) from error.__cause__
+
+
+async def _called(call: Callable[[], list[RunJob]]) -> list[RunJob]:
+    return call()
