@@ -180,7 +180,6 @@ class CallStarted(EventOfRun, frozen=True):
         block: Block that makes the call; 0 for the run's own loop.
         batch: Number of the batch in its tree, from 1; 0 for a single call.
         of: Calls of the batch, one for each different prompt; 0 for a single call.
-        times: Equal prompts of the batch that the call answers.
     """
 
     call: int
@@ -190,7 +189,6 @@ class CallStarted(EventOfRun, frozen=True):
     block: int = 0
     batch: int = 0
     of: int = 0
-    times: int = 1
 
 
 class CallText(EventOfRun, frozen=True):

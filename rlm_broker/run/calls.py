@@ -88,7 +88,6 @@ class _Batch:
         self.todo: list[tuple[Prompt, int, CallId]] = []
         self.places: list[int] = []
         self.number = self.done = self.answer_bytes = 0
-        self._times: dict[CallId | None, int] | None = None
         seen: Counter[str] | None = Counter() if query.samples else None
         calls: dict[tuple[str, int], int] = {}
         for prompt in query.prompts:
@@ -101,15 +100,6 @@ class _Batch:
             if place == len(self.todo):
                 self.todo.append((prompt, sample, new_id()))
             self.places.append(place)
-
-    def place(self, id: CallId | None) -> tuple[int, int, int]:
-        """Return the number of the batch, of its calls, and of the prompts that this call answers."""
-        count = len(self.todo)
-        if count == len(self.places):
-            return self.number, count, 1
-        if self._times is None:
-            self._times = {self.todo[place][2]: times for place, times in Counter(self.places).items()}
-        return self.number, count, self._times.get(id, 1)
 
 
 class TreeCalls:
@@ -349,7 +339,7 @@ class TreeCalls:
         is_wanted = self._events.is_wanted
         if is_wanted:
             prompt, system = shown(request, is_of_code=caller.block > 0), new_system(request)
-            place = batch.place(request.id) if batch is not None and batch.number else ()
+            place = () if batch is None or not batch.number else (batch.number, len(batch.todo))
             emit(CallStarted, run, depth, number, request.model, prompt, system, caller.block, *place)
         if self._tells_text:
             on_text = lambda text: emit(CallText, run, depth, number, text)  # noqa: E731

@@ -189,7 +189,8 @@ class _Retold:
         self.progress = progress
         self._entries: list[Entry] = [] if progress.record is None else progress.record.entries
         self._answers = defaultdict[int, list[tuple[bytes, Slot]]](list)
-        self._asking: dict[tuple[type[Event], str, int], tuple[int, bytes, int]] = {}
+        self._asking: dict[int | str, tuple[int, bytes]] = {}
+        self._since = self._waited_s = 0.0
         self._calls, self._children = spent.calls, spent.children
         self._usage = defaultdict[tuple[str, int], Usage](Usage, spent.usage)
         self._prompts: dict[int, str] = {}
@@ -264,6 +265,7 @@ class _Retold:
 
     def _record(self, event: BlockEnded) -> None:
         outcome, entries, answers = event.outcome, self._entries, self._answers[event.block]
+        waited_s, self._waited_s, self._since = self._waited_s, 0.0, event.time
         if outcome.status == "killed":
             undone = outcome.blocks_undone
             del entries[0 if undone is None else len(entries) + 1 - undone :]
@@ -271,36 +273,39 @@ class _Retold:
         texts = (outcome.code, *(slot.text for _, slot in answers))
         problem = "was interrupted" if outcome.status == "interrupted" else None
         problem = "has a text that is not whole in the trace" if any(map(_NOT_WHOLE.search, texts)) else problem
-        seconds = outcome.execution_time
-        entries.append(RecordedBlock(outcome.code, outcome_of(outcome), seconds, answers, problem=problem))
+        seconds = max(0.0, outcome.execution_time - waited_s)
+        entries.append(RecordedBlock(outcome.code, outcome_of(outcome), seconds, answers, event.block, problem))
 
     def _take_answer(self, event: Event) -> None:
         """Take what code of the run asks, and what it gets: of a model, a child run or a tool."""
         match event:
             case CallStarted(run="1", depth=1):
                 key = asked("llm", event.prompt, model=event.requested_model, system=event.system)
-                self._asking[CallStarted, "", event.call] = (event.block, key, event.times)
-            case CallEnded(run="1", depth=1) if event.error is not None or event.response:
-                self._got((CallStarted, "", event.call), Slot(event.response, event.error))
+                self._asks(event, event.call, key)
+            case CallEnded(run="1", depth=1):
+                is_whole = event.error is not None or event.response
+                self._got(event, event.call, Slot(event.response, event.error) if is_whole else None)
             case RunStarted(depth=1):
-                key = asked("rlm", event.question, model=ANY_MODEL)
-                self._asking[RunStarted, event.run, 0] = (event.block, key, 1)
-            case RunEnded(depth=1, error=None):
-                at = f" at the limit {event.limit}" if event.limit else ""
-                without = None if event.response is not None else f"the child ended{at} without an answer"
-                self._got((RunStarted, event.run, 0), Slot(event.response or "", without))
+                self._asks(event, event.run, asked("rlm", event.question, model=ANY_MODEL))
             case RunEnded(depth=1):
-                self._got((RunStarted, event.run, 0), Slot(event.partial_answer or "", event.error))
+                at = f" at the limit {event.limit}" if event.limit else ""
+                why = f"the child ended{at} without an answer" if event.response is None else None
+                told = event.response if event.error is None else event.partial_answer
+                self._got(event, event.run, Slot(told or "", event.error or why))
             case ToolStarted(depth=0):
-                key = asked("tool", event.arguments, tool=event.tool)
-                self._asking[ToolStarted, "", event.call] = (event.block, key, 1)
+                self._asks(event, -event.call, asked("tool", event.arguments, tool=event.tool))
             case ToolEnded(depth=0):
-                self._got((ToolStarted, "", event.call), Slot(event.result, event.error))
+                self._got(event, -event.call, Slot(event.result, event.error))
 
-    def _got(self, asking: tuple[type[Event], str, int], slot: Slot) -> None:
-        if asking in self._asking:
-            block, key, times = self._asking.pop(asking)
-            self._answers[block] += [(key, slot)] * times
+    def _asks(self, event: CallStarted | RunStarted | ToolStarted, name: int | str, key: bytes) -> None:
+        self._since = self._since if self._asking else event.time
+        self._asking[name] = (event.block, key)
+
+    def _got(self, event: Event, name: int | str, slot: Slot | None) -> None:
+        block, key = self._asking.pop(name, (0, b""))
+        self._waited_s += 0.0 if self._asking else event.time - self._since
+        if slot is not None:
+            self._answers[block].append((key, slot))
 
     def _end_turn(self) -> None:
         if self._reply is not None:

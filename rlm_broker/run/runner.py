@@ -60,6 +60,7 @@ from rlm_broker.run.prompts.messages import (
     SUMMARISE,
     Messages,
     after_summary,
+    not_replayed,
     typed_task,
     without_repl,
 )
@@ -99,11 +100,10 @@ class Runner:
 
     Attributes:
         context: Facts about its context, once it runs.
-        record: Blocks that its REPL has run so far; None if it has no REPL.
     """
 
     context: ContextInfo
-    record: ReplRecord | None = None
+    _repl: SandboxedRepl | None = None
 
     def __init__(
         self,
@@ -185,6 +185,11 @@ class Runner:
         return completion
 
     @property
+    def record(self) -> ReplRecord | None:
+        """Blocks that its REPL has run so far, also after its end; None before it has a REPL."""
+        return None if self._repl is None else self._repl.record
+
+    @property
     def ledger(self) -> Ledger:
         """Ledger of the tree."""
         return self._tree.ledger
@@ -233,14 +238,8 @@ class Runner:
             values = {**values, self._task_name: self._caller.whole_task}
         if persistent is None:
             assert sandbox is not None
-            opened: Any = sandbox.repl(
-                context,
-                self._answer,
-                tools=tools,
-                values=values,
-                limits=self._tree.limits,
-            )
-            opened.tree = self._tree.events.tree
+            more: Any = {"values": values, "limits": self._tree.limits, "record": self.progress.record}
+            opened: Any = sandbox.repl(context, self._answer, tools=tools, **more)
         else:
             opened = persistent.repl(context, self._answer, tools, values)
         async with opened as repl:
@@ -259,7 +258,7 @@ class Runner:
             self._opening = opening
             if not goes_on:
                 self.progress.messages += [ChatMessage("system", self._system(name)), ChatMessage("user", opening)]
-            self._isolation = repl.isolation
+            self._isolation, self._repl = repl.isolation, repl
             self._emit(ReplReady, repl.isolation, time.monotonic() - started)
             self._actions = ReplyActions(repl, self._tree.limits, self._emit, self.progress)
             try:
@@ -289,6 +288,9 @@ class Runner:
             self.progress.mark(last.number)
         if self.progress.replaced:
             self._provide_history(repl)
+        if (problem := repl.replayed.problem) is not None:
+            told = not_replayed(repl.replayed.blocks, self.progress.blocks, problem)
+            messages[-1] = ChatMessage("user", f"{messages[-1].content}\n\n{told}")
 
     async def _converse(self, repl: SandboxedRepl) -> str | None:
         turns = self._tree.limits.iterations(self._caller.depth)
