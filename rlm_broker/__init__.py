@@ -128,6 +128,8 @@ if TYPE_CHECKING:
     from rlm_broker.sandbox.blocks.block_result import OnOutput as OnOutput
     from rlm_broker.sandbox.blocks.query_contexts import GivenContext as GivenContext
     from rlm_broker.sandbox.blocks.query_contexts import QueryWithContexts as QueryWithContexts
+    from rlm_broker.sandbox.blocks.record import Replayed as Replayed
+    from rlm_broker.sandbox.blocks.record import ReplRecord as ReplRecord
     from rlm_broker.sandbox.files import ReplFiles as ReplFiles
     from rlm_broker.sandbox.mcp_tools import McpTools as McpTools
     from rlm_broker.sandbox.programs import ProgramResult as ProgramResult
@@ -233,6 +235,7 @@ _MODULES = {
     "run.tree": "QueryHandlerFactory",
     "sandbox.blocks.block_result": "OnDisplay OnOutput",
     "sandbox.blocks.query_contexts": "GivenContext QueryWithContexts",
+    "sandbox.blocks.record": "Replayed ReplRecord",
     "sandbox.files": "ReplFiles",
     "sandbox.programs": "ProgramResult ProgramStatus",
     "sandbox.repl": "SandboxedRepl",

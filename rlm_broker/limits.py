@@ -276,6 +276,12 @@ class ReplLimits(_Bounds):
     is made of variables that take more than half of it, nor while threads of an earlier block run.
     """
 
+    max_replay_s: Annotated[float, Meta(ge=0, le=FINITE, description=f"0, or {SECONDS}")] = 30.0
+    """Seconds in which a fresh REPL runs the recorded blocks of a killed one again; with 0 there is no record.
+
+    Blocks that computed longer than that together are not run again. See `SandboxedRepl.record`.
+    """
+
     # -- time
     block_timeout_s: Seconds = 60.0
     """Seconds of computing in one block, then SIGINT; the clock stops while the REPL waits for a reply."""

@@ -12,7 +12,7 @@ when it was paid, so the limits of a run hold over all processes. `replayed` say
 
 import asyncio
 import hashlib
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 
 from rlm_broker.batch.journal import DIGEST_BYTES, AnsweredCall
@@ -22,6 +22,7 @@ from rlm_broker.broker.clients.base import Client, LMRequest
 from rlm_broker.broker.clients.recording import recorded_request
 from rlm_broker.results import Call, ChatMessage
 from rlm_broker.usage import Tally, Usage, UsageSummary
+from rlm_broker.values.remembered import Remembered
 from sandbox_worker.wire.text_json import encode_escaped
 
 LARGE_CHARS = 1 << 20
@@ -75,9 +76,9 @@ class ItemCalls:
         self._sample = sample
         self._turns = turns
         self._paid = defaultdict[tuple[str, int], Tally](Tally)
-        self._answers = defaultdict[bytes, deque[Call]](deque)
+        self._answers = Remembered[bytes, Call]()
         for each in earlier:
-            self._answers[each.key].append(each.call)
+            self._answers.add(each.key, each.call)
             self._add(each)
 
     def before(self, broker: Completing) -> "ItemCalls":
@@ -115,8 +116,7 @@ class ItemCalls:
         if self._sample:
             request = request.in_sample(self._sample)
         key = _key(request) if request.chars <= LARGE_CHARS else await asyncio.to_thread(_key, request)
-        if answers := self._answers.get(key):
-            call = answers.popleft()
+        if (call := self._answers.take(key)) is not None:
             self.replayed += call.usage
         else:
             call = await self._broker.complete(client, request, timeout_s, session=session, on_retry=on_retry)

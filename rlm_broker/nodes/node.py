@@ -62,6 +62,7 @@ class Node:
         self.numbers = numbers
         self.link = Link(messages.from_agent, self._take, self._lost)
         self.opened: messages.NodeOpened | None = None
+        self._seed: int | None = None
         self.taken = 0
         self.has_room = True
         self.held: dict[str, tuple[int, asyncio.Task[None]]] = {}
@@ -95,7 +96,7 @@ class Node:
         wanted = [level.name for level in candidates(sandbox.isolation, sandbox.allow_exec)]
         if opened.level not in wanted or sandbox.allow_exec not in (None, opened.allow_exec):
             raise SandboxFailed(f"the node {self.name} has opened another sandbox than it was asked for")
-        self.opened = opened
+        self.opened, self._seed = opened, sandbox.seed
         return opened
 
     async def fork(self, limits: ReplLimits, server: int) -> Worker:
@@ -103,7 +104,7 @@ class Node:
         assert self.opened is not None
         init = NodeInit(self, self.numbers(), limits.scratch_bytes)
         self._inits[init.number] = init
-        worker = Worker(level_named(self.opened.level), init)
+        worker = Worker(level_named(self.opened.level), init, seed=self._seed)
         worker.cpus = self.opened.cpus
         given = {name: getattr(limits, name) for name in ReplLimits.fields}
         try:

@@ -47,7 +47,7 @@ from rlm_broker.run.ledger import Spent
 from rlm_broker.run.prompts.messages import EMPTY_REPLY, SUMMARISE, after_summary
 from rlm_broker.run.reply import SHORT_REPLY_CHARS
 from rlm_broker.run.tree import Progress
-from rlm_broker.sandbox.blocks.record import ANY_MODEL, Entry, RecordedBlock, ReplRecord, asked, outcome_of
+from rlm_broker.sandbox.blocks.record import ANY_MODEL, Entry, Gap, RecordedBlock, ReplRecord, asked, outcome_of
 from rlm_broker.usage import Usage
 from rlm_broker.values.parsing import parse_reply
 from rlm_broker.values.text import printable
@@ -163,8 +163,8 @@ def _record_of(record: ReplRecord, trajectory: Sequence[Iteration], turns: int) 
         if turn.number <= turns:
             at_turn = left = kept
     first = record.until(left)
-    if len(first.blocks) < at_turn:
-        first.gap("a later block was killed, and has cost these blocks")
+    if first.blocks < at_turn and first.problem is None:
+        first.entries.append(Gap("a later block was killed, and has cost the other blocks their variables"))
     return first
 
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from rlm_broker.broker.transport.session import Wanted
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.limits import ReplLimits
 from sandbox_worker.wire.control import MAX_ARGUMENT_BYTES
@@ -38,12 +39,15 @@ def chosen_environment(python: str | os.PathLike[str] | None, packages: Sequence
     return chosen_packages(python, packages)
 
 
-def require_block(code: object, stdin: object) -> None:
-    """Raise ConfigurationError for code and input other than text."""
+def require_block(code: object, wanted: Wanted) -> None:
+    """Raise ConfigurationError for code and input other than text, and for other flags than True and False."""
+    stdin = wanted.stdin
     if not isinstance(code, str):
         raise ConfigurationError(f"code must be text, not {type(code).__name__}")
     if stdin is not None and not isinstance(stdin, str) and not callable(stdin):
         raise ConfigurationError(f"stdin must be text, an async function or None, not {type(stdin).__name__}")
+    for name in ("value", "variables", "echo"):
+        require_kind(name, getattr(wanted, name), bool)
 
 
 def seconds_or(name: str, given: object, default: float) -> float:

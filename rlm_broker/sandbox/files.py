@@ -16,6 +16,7 @@ from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.errors import ConfigurationError, FileRefused, SandboxFailed
 from rlm_broker.results import FileEntry
+from rlm_broker.sandbox.blocks.recorder import ReplRecorder
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.control import ROOT, OpenToRead, OpenToWrite
 from sandbox_worker.wire.errors import file_kind
@@ -63,12 +64,20 @@ class ReplFiles:
         event_loop: Loop of the REPL.
         worker: Returns the worker with the files.
         max_bytes: Bytes of the scratch folder (`scratch_bytes`).
+        recorder: Notes what is written and removed.
     """
 
-    def __init__(self, event_loop: EventLoopRef, worker: Callable[[], Awaitable[Worker]], max_bytes: int) -> None:
+    def __init__(
+        self,
+        event_loop: EventLoopRef,
+        worker: Callable[[], Awaitable[Worker]],
+        max_bytes: int,
+        recorder: ReplRecorder,
+    ) -> None:
         self._event_loop = event_loop
         self._worker = worker
         self._max_bytes = max_bytes
+        self._recorder = recorder
 
     def write(self, path: str | PurePath, data: Data) -> None:
         """Write a file, and replace one of that name. Missing folders of its path are made.
@@ -86,11 +95,11 @@ class ReplFiles:
         Raises:
             FileRefused: There is no room (`scratch_bytes`, `max_scratch_files`), or a folder or link of that name.
         """
-        self._event_loop.run(self._write(path, data))
+        self._event_loop.run(self._written(path, data))
 
     async def awrite(self, path: str | PurePath, data: Data) -> None:
         """Write a file as `write` does, awaited."""
-        await self._event_loop.arun(self._write(path, data))
+        await self._event_loop.arun(self._written(path, data))
 
     def read(self, path: str | PurePath, max_bytes: int = MAX_READ_BYTES) -> bytes:
         """Return the bytes of a file.
@@ -191,13 +200,28 @@ class ReplFiles:
         Raises:
             FileRefused: There is no such file, or it is a folder.
         """
-        self._event_loop.run(self._remove(path))
+        self._event_loop.run(self._removed(path))
 
     async def aremove(self, path: str | PurePath) -> None:
         """Remove a file as `remove` does, awaited."""
-        await self._event_loop.arun(self._remove(path))
+        await self._event_loop.arun(self._removed(path))
+
+    async def put(self, path: str, data: bytes | None) -> None:
+        """Write a file, or remove it if there are no bytes, without a note of it."""
+        await (self._remove(path) if data is None else self._write(path, data))
 
     # -- on the loop -------------------------------------------------------------------------------------------------
+
+    async def _written(self, path: object, data: object) -> None:
+        await self._write(path, data)
+        if isinstance(data, bytes | bytearray | memoryview):
+            self._recorder.file(str(path), bytes(data))
+        else:
+            self._recorder.gap("a file of the host was copied into its scratch folder")
+
+    async def _removed(self, path: object) -> None:
+        await self._remove(path)
+        self._recorder.file(str(path), None)
 
     async def _write(self, path: object, data: object) -> None:
         names = names_of(path)

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Self
 
-from rlm_broker.broker.transport.session import Stdin
+from rlm_broker.broker.transport.session import Stdin, Wanted
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.forks import left_to_parent
 from rlm_broker.context.memfd import new_memfd
@@ -294,7 +294,9 @@ class ReplPrograms:
             raise ReplBusy(f"this REPL runs {self._running} programs already, as many as max_programs allows")
         self._running += 1
         try:
-            return await self._run(command, await self._repl.beside_blocks())
+            worker = await self._repl.beside_blocks()
+            self._repl.recorder.gap("a program of `run` may have changed its files")
+            return await self._run(command, worker)
         finally:
             self._running -= 1
 
@@ -473,7 +475,7 @@ async def run_script(
         execute: Runs one block.
         timeout_s: Seconds of all blocks, waiting included; None: each has the limits of the REPL.
     """
-    require_block(code, stdin)
+    require_block(code, Wanted(stdin=stdin))
     texts = _texts(argv, "['main.py', 'a']")
     start = _AT_ITS_START.format(argv=[*texts]) + ("" if file is None else _ITS_FILE.format(file=file))
     if (block := await execute(start)).status != "ok":

@@ -24,6 +24,8 @@ from rlm_broker.sandbox.blocks import block_result
 from rlm_broker.sandbox.blocks.block import BlockRun
 from rlm_broker.sandbox.blocks.block_result import BlockOutput, OnDisplay, OnOutput, SubmitFields
 from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
+from rlm_broker.sandbox.blocks.record import RecordedBlock, Replayed, ReplRecord
+from rlm_broker.sandbox.blocks.replay import Replays
 from rlm_broker.sandbox.files import ReplFiles
 from rlm_broker.sandbox.programs import ProgramResult, ReplPrograms, run_script
 from rlm_broker.sandbox.repl_process import ReplWorker
@@ -82,8 +84,10 @@ class SandboxedRepl(AsyncResource):
         env: Mapping[str, str] | None = None,
         seed: int | None = None,
         scaffold: bool = True,
+        record: ReplRecord | None = None,
     ) -> None:
         require_answer(answer)
+        require_kind("record", record, ReplRecord, type(None))
         require_limits(limits)
         environment = environment_of(env, seed, scaffold)
         self._scaffold = scaffold
@@ -97,10 +101,13 @@ class SandboxedRepl(AsyncResource):
         self._fork_server = workers.fork_server
         self._worker = ReplWorker(workers, context, self._limits, self._provisions)
         self.answer = answer
+        self._to_replay = record
+        self._worker.recorder.seed = record.seed if seed is None and record is not None else seed
         # These know the worker and not this object, which has them: without cycles, no REPL waits for the collector.
         worker = self._worker
-        self._files = ReplFiles(event_loop, worker.beside_blocks, self._limits.scratch_bytes)
+        self._files = ReplFiles(event_loop, worker.beside_blocks, self._limits.scratch_bytes, worker.recorder)
         self._contexts = QueryContexts(worker.beside_blocks, worker.context_named, self._limits.scratch_bytes)
+        self._replays = Replays(worker, self._contexts, self._limits, self._files.put)
         self._programs = ReplPrograms(self._fork_server, worker, self._limits, env)
         self._run: BlockRun | None = None
         self._is_interrupted = False
@@ -125,6 +132,16 @@ class SandboxedRepl(AsyncResource):
     def files(self) -> ReplFiles:
         """Files in the REPL's scratch folder, which is the current folder of its code."""
         return self._files
+
+    @property
+    def replayed(self) -> Replayed:
+        """What the last replay brought back: after a kill, or of the `record` that the REPL was opened with."""
+        return self._replays.replayed
+
+    @property
+    def record(self) -> ReplRecord:
+        """Blocks of the REPL so far, with all that another REPL needs to run them again."""
+        return self._worker.recorder.record()
 
     def execute(
         self,
@@ -482,6 +499,9 @@ class SandboxedRepl(AsyncResource):
             for observer in OBSERVERS:
                 observer.repl_opens(self)
         await self._worker.open()
+        if self._to_replay is not None:
+            async with self._worker.busy:
+                await self._replays.opened(self._to_replay)
         self._became("idle")
 
     async def _close(self) -> None:
@@ -528,9 +548,7 @@ class SandboxedRepl(AsyncResource):
         wanted: Wanted = NOTHING,
         submit: object = None,
     ) -> Block:
-        require_block(code, wanted.stdin)
-        for name in ("value", "variables", "echo"):
-            require_kind(name, getattr(wanted, name), bool)
+        require_block(code, wanted)
         fields = SubmitFields.of(submit)
         wanted = wanted if fields is None else wanted._replace(submit=fields.names)
         timeout_s = seconds_or("timeout_s", timeout_s, self._limits.block_timeout_s)
@@ -539,6 +557,8 @@ class SandboxedRepl(AsyncResource):
             raise ReplBusy("this REPL runs a block already: one at a time")
         async with self._worker.busy:
             self._is_interrupted = False
+            if self._worker.connection is None and self._worker.is_open:  # its last caller was cancelled
+                await self._replays.restored(await to_its_end(self._worker.roll_back))
             connection = await self._worker.require_repl()
             wanted = await self._worker.with_checkpoint(wanted)
             if self._is_interrupted:
@@ -557,16 +577,20 @@ class SandboxedRepl(AsyncResource):
                 self._contexts,
                 fields,
             )
+            recorder = self._worker.recorder
+            recorded = recorder.begun(code, wanted, connection.block + 1)
             try:
                 result = await run.result(code, wanted)
             except FrameTooLarge as error:
+                recorder.forget(recorded)
                 return Block(
                     code, "error", error=f"code and stdin are too long for a message: {error}; raise max_frame_bytes"
                 )
             except UnicodeEncodeError as error:  # a lone surrogate in the code: the compiler's own sentence
+                recorder.forget(recorded)
                 return Block(code, "error", error=f"UnicodeEncodeError: {error}")
             except asyncio.CancelledError:
-                await to_its_end(partial(self._end_block, run))
+                await to_its_end(partial(self._end_block, run, recorded))
                 raise
             except BaseException:  # the block has no caller any more
                 await to_its_end(self._worker.end_repl)
@@ -574,27 +598,35 @@ class SandboxedRepl(AsyncResource):
             finally:
                 self._run = None
                 self._became("idle")
-                self._worker.checkpoints.block_ended(wanted, time.monotonic() - started)
+                now = time.monotonic()
+                self._worker.checkpoints.block_ended(wanted, now - started)
             if result is None:
                 return await self._killed(code, run, output, connection.block, started)
-            return block_result.ended_block(code, output, result, run.limit, wanted, fields, time.monotonic() - started)
+            block = block_result.ended_block(code, output, result, run.limit, wanted, fields, now - started)
+            recorder.ended(recorded, block, run.clock.used_s(now))
+            return block
 
     async def _killed(self, code: str, run: BlockRun, output: BlockOutput, number: int, started: float) -> Block:
         """Kill a block, and have the REPL go on from its checkpoint, if there is one."""
         limit = run.limit  # read before `end_repl`, after which the worker may be gone
         seen = block_result.located(await to_its_end(partial(self._worker.end_repl, True)), number)
-        problem = self._worker.checkpoints.problem
-        undone = await to_its_end(self._worker.roll_back)
+        taken_s, problem = time.monotonic() - started, self._worker.checkpoints.problem
+        undone = await self._replays.restored(await to_its_end(self._worker.roll_back))
+        if self.replayed.problem is not None:
+            problem = self.replayed.problem
         why = run.killed_because or "its processes are gone"
-        return block_result.killed_block(code, output, why, seen, limit, time.monotonic() - started, undone, problem)
+        return block_result.killed_block(code, output, why, seen, limit, taken_s, undone, problem)
 
     def _interrupt(self) -> None:
         self._is_interrupted = True
         if self._run is not None:
             self._run.interrupt(BY_CALLER)
+        self._replays.interrupt()
 
-    async def _end_block(self, run: BlockRun) -> None:
+    async def _end_block(self, run: BlockRun, recorded: RecordedBlock) -> None:
         """End a block whose caller was cancelled. If the block reacts, the REPL goes on with its variables."""
         goes_on = not self.kills_when_cancelled and await run.end(BY_CALLER)
-        if not goes_on and not self._worker.is_closed:
+        if goes_on:
+            self._worker.recorder.ended(recorded, None, 0.0)
+        elif not self._worker.is_closed:
             await self._worker.end_repl()

@@ -20,10 +20,13 @@ from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError, ReplClosed, SandboxFailed, WorkerDied
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.blocks.checkpoints import Checkpoints
+from rlm_broker.sandbox.blocks.record import Given, ReplRecord
+from rlm_broker.sandbox.blocks.recorder import ReplRecorder
 from rlm_broker.sandbox.workers.source import StartedWorker, Workers
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.bounds import SCRATCH_LIMITS
 from sandbox_worker.wire.control import Exceeded, LastSeen
+from sandbox_worker.wire.messages import Environment
 from sandbox_worker.wire.names import CONTEXT, numbered
 
 
@@ -41,6 +44,8 @@ class ReplWorker:
         is_closed: Whether the REPL was closed, for good.
         busy: Held while a block runs.
         checkpoints: Account of the checkpoints of the REPL process.
+        last_block: Number of the last block of the last REPL process.
+        recorder: Makes the record of what a fresh REPL process has to run again to have the variables of this one.
     """
 
     def __init__(self, workers: Workers, context: object, limits: ReplLimits, provisions: Provisions) -> None:
@@ -54,8 +59,10 @@ class ReplWorker:
         self._context = ReplContext(context, limits.later_context_bytes)
         self._limits = limits
         self._provisions = provisions
+        self.recorder = ReplRecorder(is_on=limits.max_replay_s > 0)
+        self._opening: Provisions | None = None
         self._restarts = 0
-        self._last_block = 0
+        self.last_block = 0
         self._adding = asyncio.Lock()
 
     @property
@@ -103,9 +110,7 @@ class ReplWorker:
             await self.end_repl()
             await self._end()  # also if init lives, and only its REPL died
         elif self.connection is None and await self.roll_back() is None:
-            if self._restarts >= self._limits.max_repl_restarts:
-                raise ReplClosed(f"this REPL was killed more often than max_repl_restarts = {self._restarts} allows")
-            self._restarts += 1
+            self._count_restart()
             if self.started is not None:
                 try:
                     await self._connected_afresh(await self.started.restart())
@@ -115,6 +120,58 @@ class ReplWorker:
             await self._use(await self._workers.start(await self._context.stored(), self._limits))
         assert self.connection is not None
         return self.connection
+
+    async def begin_again(self) -> None:
+        """Start a fresh REPL for a replay: with an empty scratch folder, and what the first one had when it opened.
+
+        Raises:
+            ReplClosed: It has been restarted too often.
+            SandboxFailed: No process can be started.
+        """
+        self._count_restart()
+        if self.started is not None and await self.has_files():
+            await self._end()
+        if self.started is not None:
+            try:
+                await self._connected_afresh(await self.started.restart(), at_opening=True)
+                return
+            except WorkerDied:
+                await self._end()
+        started = await self._workers.start(await self._context.stored(), self._limits)
+        await self._use(started, at_opening=True)
+
+    async def has_files(self) -> bool:
+        """Return whether the scratch folder has any file."""
+        listed = await self.worker.list_folder([], b"")
+        return bool(listed.entries)
+
+    async def give(self, given: Given) -> str | None:
+        """Give a REPL in a replay what it was given before; return why that is impossible, as a clause."""
+        if given.context is not None:
+            stored = self._context.later.get(given.context)
+            if stored is None:
+                return f"{given.context} is not there"
+            await self.worker.hand(stored.pieces())
+        assert self.connection is not None
+        self.connection.provide(Provisions.of_parts(given.tools, given.frames, given.again))
+        return None
+
+    def adopt(self, record: ReplRecord) -> None:
+        """Have all tools and values of a record given to each fresh process from now on, but for replays."""
+        self._keep_opening()
+        for each in record.entries:
+            if isinstance(each, Given) and each.context is None:
+                self._provisions.add(Provisions.of_parts(each.tools, each.frames, each.again))
+
+    def _keep_opening(self) -> None:
+        if self._opening is None:
+            self._opening = Provisions()
+            self._opening.add(self._provisions)
+
+    def _count_restart(self) -> None:
+        if self._restarts >= self._limits.max_repl_restarts:
+            raise ReplClosed(f"this REPL was killed more often than max_repl_restarts = {self._restarts} allows")
+        self._restarts += 1
 
     async def with_checkpoint(self, wanted: Wanted) -> Wanted:
         """Have a checkpoint prepared if one is due, and have the next block make it."""
@@ -143,7 +200,7 @@ class ReplWorker:
         if started is None or point is None or started.worker.gone.is_set():
             return None
         try:
-            connection = await started.resume(self._last_block)
+            connection = await started.resume(self.last_block)
             if connection is None:
                 return None
             if self.is_closed:  # while it was resumed
@@ -171,7 +228,7 @@ class ReplWorker:
         """
         connection, self.connection = self.connection, None
         if connection is not None:
-            self._last_block = connection.block
+            self.last_block = connection.block
         worker = self.worker
         exceeded = worker.died if isinstance(worker.died, Exceeded) else None
         seen = exceeded.post_mortem if exceeded else None
@@ -210,8 +267,10 @@ class ReplWorker:
 
     def provide(self, more: Provisions, context: str | None = None) -> None:
         """Give the REPL, and each process in its place, more tools and values, or the added context of this name."""
+        self._keep_opening()
         self._provisions.add(more)
         self.checkpoints.provided(more, context)
+        self.recorder.given(more, context)
         if self.connection is not None:
             self.connection.provide(more)
 
@@ -223,7 +282,7 @@ class ReplWorker:
         """Count restarts from 0 again."""
         self._restarts = 0
 
-    async def _use(self, started: StartedWorker) -> None:
+    async def _use(self, started: StartedWorker, at_opening: bool = False) -> None:
         """Go on with a worker. If the REPL was closed while the worker was started, end the worker, and raise
         ReplClosed."""
         if self.is_closed:
@@ -232,12 +291,24 @@ class ReplWorker:
             raise ReplClosed("this REPL was closed")
         self.started = started
         started.worker.on_checkpointed = self.checkpoints.made
-        await self._connected_afresh(started.connection)
+        if self.recorder.seed is None:
+            self.recorder.seed = started.worker.seed
+        await self._connected_afresh(started.connection, at_opening)
 
-    async def _connected_afresh(self, connection: Connection) -> None:
-        """Go on with a fresh REPL process, which gets all provisions. Raise WorkerDied if it died meanwhile."""
+    async def _connected_afresh(self, connection: Connection, at_opening: bool = False) -> None:
+        """Go on with a fresh REPL process, which gets all provisions, or those that the first one had `at_opening`.
+        Raise WorkerDied if it died meanwhile."""
         self.checkpoints.all_is_lost()
-        await self._connected(connection, self._provisions, self._context.later)
+        if not at_opening:
+            await self._connected(connection, self._provisions, self._context.later)
+            return
+        await self._connected(connection, self._opening or self._provisions, ())
+        self.seed_again(connection)
+
+    def seed_again(self, connection: Connection) -> None:
+        """Have a fresh REPL draw the random numbers of the record."""
+        environment = Environment({}, self.recorder.seed)
+        connection.provide(Provisions.of({}, self._limits.max_frame_bytes, environment=environment))
 
     async def _connected(self, connection: Connection, provisions: Provisions, contexts: Iterable[str]) -> None:
         """Go on with a REPL process, and give it these provisions and added contexts with its first block. Raise
@@ -250,6 +321,7 @@ class ReplWorker:
                 await to_its_end(connection.close)
                 raise
             self.connection = connection
+            connection.on_answered = self.recorder.answered
             connection.provide(provisions)
 
     async def _end(self) -> None:

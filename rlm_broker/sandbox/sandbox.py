@@ -20,6 +20,7 @@ from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.arguments import SEED_BITS as SEED_BITS
 from rlm_broker.sandbox.arguments import chosen_environment, require_limits
 from rlm_broker.sandbox.arguments import require_seed as require_seed
+from rlm_broker.sandbox.blocks.record import ReplRecord
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, Template
 from rlm_broker.sandbox.tools import Tools
@@ -233,6 +234,7 @@ class Sandbox(AsyncResource):
         env: Mapping[str, str] | None = None,
         seed: int | None = None,
         scaffold: bool = True,
+        record: ReplRecord | None = None,
     ) -> SandboxedRepl:
         """Return a new REPL. It is started when it is entered as a context manager.
 
@@ -259,6 +261,8 @@ class Sandbox(AsyncResource):
             scaffold: Whether code finds names of our own, such as `llm_query`, `answer` and `search`. If not, then no
                 name is there or restored but what you give, so values and tools may have any name. `SUBMIT` is there
                 in blocks with `submit=`.
+            record: Record of another REPL, whose blocks the new one runs again when it is opened: see
+                `SandboxedRepl.record` and `replayed`. Give it the same context, tools and values.
 
         Returns:
             A REPL, not open yet. Entering it raises `ContextRefused` if the context cannot be read.
@@ -271,6 +275,7 @@ class Sandbox(AsyncResource):
         if self._workers is None:
             raise SandboxFailed("the sandbox is not open: use it as `with Sandbox() as sandbox:`")
         more: dict[str, Any] = {"values": values, "limits": limits, "env": env, "seed": seed, "scaffold": scaffold}
+        more["record"] = record
         return SandboxedRepl(self.bind_loop(), self._workers, context, answer, tools=tools, **more)
 
     def template(

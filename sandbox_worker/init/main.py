@@ -207,8 +207,8 @@ class Init:
                 if piece is not None:
                     self._load(fds[0], piece)
                 self._control.say(Loaded(layers=self._layers))
-            case Start():
-                self._start(fds[0])
+            case Start(seed=seed):
+                self._start(fds[0], seed)
             case Begin(cpu_s=cpu_s, is_late=is_late):
                 self._begin(cpu_s, is_late)
             case Interrupt(block=block):
@@ -277,14 +277,14 @@ class Init:
     def _inherited_bytes(self) -> int:
         return (self._proc.status(self._proc.own_pid) or Status()).memory_bytes
 
-    def _start(self, connection_fd: int) -> None:
+    def _start(self, connection_fd: int, seed: int | None) -> None:
         if self._has_started:  # before the first start there is no process to kill, and listing them reads all of /proc
             self._kill_all()
             self._output.close()
             if self._hands is not None:
                 self._hands.empty()
         self._has_started = True
-        self._repl.start(connection_fd)
+        self._repl.start(connection_fd, seed)
 
     def _resume(self, connection_fd: int) -> bool:
         """Have the checkpoint go on as the REPL, and return whether there is one."""

@@ -16,7 +16,7 @@ from sandbox_worker.init.sockets import Hands, InitSocket
 from sandbox_worker.isolation.layer import LayerFailed
 from sandbox_worker.loading.context import Preloaded
 from sandbox_worker.repl import memory_reserve
-from sandbox_worker.repl.adaptation import draw_apart
+from sandbox_worker.repl.adaptation import begin_with
 from sandbox_worker.repl.channel import Channel
 from sandbox_worker.repl.checkpoint import HandedDescriptors
 from sandbox_worker.repl.interrupts import Interrupts
@@ -74,13 +74,17 @@ class ReplProcess:
         self._preloaded = preloaded
         self._hands = hands
 
-    def start(self, connection_fd: int) -> None:
-        """Fork a REPL that uses `connection_fd`, which is closed here. No other REPL of this worker may live."""
+    def start(self, connection_fd: int, seed: int | None) -> None:
+        """Fork a REPL that uses `connection_fd`, which is closed here. No other REPL of this worker may live.
+
+        Args:
+            seed: Seed of its random numbers, if all REPLs have none.
+        """
         write_ends = self._output.open()
         BELL.pack_into(self._bell, INTERRUPTED_AT, 0)  # a new REPL counts its blocks from the start
         pid = os.fork()
         if pid == 0:
-            self._become_repl(connection_fd, write_ends)
+            self._become_repl(connection_fd, write_ends, seed)
         self.pid = pid
         if not self._confinement.level.has_pid_namespace:
             self._control.say(Forked(), os.pidfd_open(pid))
@@ -161,7 +165,7 @@ class ReplProcess:
                 os.kill(-1, signal.SIGSTOP)  # at once: a list of them would miss what they fork meanwhile
             self.signal(signal.SIGCONT)
 
-    def _become_repl(self, connection_fd: int, write_ends: WriteEnds) -> NoReturn:
+    def _become_repl(self, connection_fd: int, write_ends: WriteEnds, seed: int | None) -> NoReturn:
         """Lock the child in, close the control socket, and serve blocks until the end."""
         self._confinement.settle(
             [
@@ -187,7 +191,7 @@ class ReplProcess:
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, CONNECTION_FD)
         channel = Channel(connection, self._bounds.max_frame_bytes, interrupts, reserve)
         gc.enable()
-        draw_apart(self._preloaded.seed)
+        begin_with(seed if self._preloaded.seed is None else self._preloaded.seed)
         memory_reserve.report_memory(self._bounds.memory_bytes)
         preloaded, bounds = self._preloaded, self._bounds
         descriptors = None if self._hands is None else HandedDescriptors()

@@ -1,6 +1,6 @@
 """Modules that are adapted when they are imported, so that ordinary code works in a REPL.
 
-- With a seed, the global generators of `random` and numpy start from it.
+- The global generators of `random` and numpy start from the seed of the REPL.
 - Pictures of matplotlib and PIL become displays of the block, see `displays`.
 
 At "strict" also:
@@ -32,6 +32,8 @@ SHOWN_BY = {
 GENERATORS = ("random", "numpy.random")
 """Modules with a global generator of random numbers and a function `seed`."""
 _Adapt = Callable[[ModuleType], object]
+_seed: int | None = None
+"""Seed of the generators of modules that are imported from now on; None leaves them alone."""
 
 
 def adapt(level: Level, seed: int | None) -> None:
@@ -45,43 +47,33 @@ def adapt(level: Level, seed: int | None) -> None:
     if level.is_security_boundary and level.may_exec:  # a filter is in force, and code may start processes
         os.setsid = _setsid
         adapted |= {"subprocess": _adapt_subprocess, "multiprocessing.context": _adapt_multiprocessing}
-    if seed is not None:
-        adapted |= dict.fromkeys(GENERATORS, lambda module: module.seed(seed))
+    adapted |= dict.fromkeys(GENERATORS, _seed_it)
+    begin_with(seed)
     sys.meta_path.insert(0, _Finder(adapted))
 
 
-def seed_generators(seed: int | Sequence[int], names: Sequence[str]) -> None:
-    """Seed the global generators of these modules, as far as they are imported already."""
-    for name in names:
+def begin_with(seed: int | None) -> None:
+    """Seed the generators, also of modules that are imported later; None leaves them alone.
+
+    Call this in each REPL, or numpy would draw the same numbers in all forks of one process. The module `random` seeds
+    itself anew after a fork. With a seed, all is drawn again as in an earlier REPL with that seed.
+    """
+    global _seed
+    _seed = seed
+    for name in GENERATORS:
         if (module := sys.modules.get(name)) is not None:
-            module.seed(seed)
+            _seed_it(module)
 
 
-def begin_with(seed: int) -> None:
-    """Seed the generators, also of modules that are imported later. Call this in a REPL with a seed of its own."""
-    seed_generators(seed, GENERATORS)
-    adapt_later(dict.fromkeys(GENERATORS, lambda module: module.seed(seed)))
+def _seed_it(module: Any) -> None:
+    if _seed is not None:
+        module.seed(_seed)
 
 
 def adapt_later(adapted: dict[str, _Adapt]) -> None:
     """Adapt modules when they are imported; one that is imported already stays as it is."""
     to_come = {name: adapt for name, adapt in adapted.items() if name not in sys.modules}
     sys.meta_path.insert(0, _Finder(to_come))
-
-
-def draw_apart(seed: int | None) -> None:
-    """Give a forked REPL random numbers of its own. Call this in each REPL.
-
-    Without this, numpy would draw the same numbers in all forks of one process. The module `random` seeds itself anew
-    after a fork. So it must be seeded here again if all REPLs shall draw the same numbers.
-
-    Args:
-        seed: Seed of the generators in all REPLs; None for a different one in each.
-    """
-    if seed is not None:
-        seed_generators(seed, GENERATORS)
-    elif "numpy.random" in sys.modules:
-        seed_generators([*memoryview(os.urandom(32)).cast("I")], ("numpy.random",))
 
 
 def _setsid() -> None:

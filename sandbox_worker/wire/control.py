@@ -49,7 +49,13 @@ class Load(Control, frozen=True):
 
 
 class Start(Control, frozen=True):
-    """Command to fork a fresh REPL. Its connection travels beside it: a socket after `Welcome`."""
+    """Command to fork a fresh REPL. Its connection travels beside it: a socket after `Welcome`.
+
+    Attributes:
+        seed: Seed of its random numbers, if `Configure` had none. Each REPL of a worker has the same.
+    """
+
+    seed: int | None = None
 
 
 class Resume(Control, frozen=True):

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, cast
 
 from rlm_broker.broker.transport.provisions import Provisions
-from rlm_broker.broker.transport.session import NOTHING, RefusedQuery, Session, State, Wanted
+from rlm_broker.broker.transport.session import BYTE_WEIGHT, NOTHING, RefusedQuery, Session, State, Wanted
 from rlm_broker.concurrency.deadline import begun_task
 from rlm_broker.errors import ProtocolViolation, RlmBrokerError, ValueUnavailable, WorkerDied
 from sandbox_worker.wire.errors import FrameTooLarge
@@ -104,6 +104,8 @@ OnSubmit = Callable[[Submit], Awaitable[list[Slot]]]
 """Checks the fields that a block submits, and returns one slot, with an error unless all are right."""
 OnShown = Callable[[Output | DisplayMessage], None]
 """Called with each piece of output and each display of a block, as it comes."""
+OnAnswered = Callable[[Query | Submit, list[Slot], int], object]
+"""Called with each query, its answer as it was sent, and the bytes of the query, roughly."""
 _CALLED = {"llm": "llm_query", "rlm": "rlm_query", "keep": "rlm_start", "budget": "budget()"}
 """Kind of query → name of its function in model code."""
 
@@ -182,6 +184,9 @@ class Connection(asyncio.BufferedProtocol):
         session: A fresh session, owned by the connection.
         max_queries_in_flight: Maximum open queries. Beyond it, as at `MOST_OPEN_WEIGHT`, a further one waits for a
             reply to one of them.
+
+    Attributes:
+        on_answered: See `OnAnswered`.
     """
 
     def __init__(self, session: Session, max_queries_in_flight: int) -> None:
@@ -199,6 +204,7 @@ class Connection(asyncio.BufferedProtocol):
         self._result: asyncio.Future[Result] | None = None
         self._reads: dict[int, asyncio.Future[Values]] = {}
         self._on_end: Callable[[], object] = _ignore
+        self.on_answered: OnAnswered = _ignore
         self._lost: RlmBrokerError | None = None
         self._writable = True
         self._is_reading = True
@@ -216,6 +222,10 @@ class Connection(asyncio.BufferedProtocol):
     def block(self) -> int:
         """Number of the last started block; the first is 1."""
         return self._session.block
+
+    def count_from(self, block: int) -> None:
+        """Have the next block get the number after this one."""
+        self._session.block = block
 
     async def ready(self) -> None:
         """Wait until the REPL can take its first block.
@@ -541,6 +551,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._lose(ProtocolViolation(why))
                 return
         self._write(frame)
+        self.on_answered(query, slots, weight // BYTE_WEIGHT)
         self._load_share -= weight
         self._load.lighten(weight)
         if not self._is_reading or self._held_back is not None:  # else the connection reads on as it did

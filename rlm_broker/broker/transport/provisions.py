@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -95,6 +96,19 @@ class Provisions:
         with _in_a_frame(f"the context {name}"):
             made._frames[name] = encode_frame(encode(Attach(name, [*context])), max_frame_bytes)
         return made
+
+    @classmethod
+    def of_parts(
+        cls, tools: list[str] | None, frames: Mapping[str, bytes], again: Mapping[str, bytes] = MappingProxyType({})
+    ) -> "Provisions":
+        """Return provisions without an environment, made of `parts`."""
+        made = cls()
+        made._tools, made._frames, made._again = tools, {**frames}, {**again}
+        return made
+
+    def parts(self) -> tuple[list[str] | None, dict[str, bytes], dict[str, bytes]]:
+        """Return the names of the tools, and the frames of values by name: new ones, and those given again."""
+        return self.tools(), {**self._frames}, {**self._again}
 
     def add(self, more: "Provisions") -> None:
         """Add all of `more`. Its values replace those of the same names, and its tools, if it has any, all tools."""

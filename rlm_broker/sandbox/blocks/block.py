@@ -86,6 +86,7 @@ class BlockRun:
 
     Attributes:
         killed_because: Reason why the REPL must be killed, as one clause; None while it can go on.
+        clock: The clock of the block.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class BlockRun:
         cpus = min(worker.cpus, limits.max_processes)
         self._may_begin_late = limits.cpu_s is None  # else init would count CPU time of earlier blocks against it
         self._cpu_s = (timeout_s + limits.interrupt_grace_s) * cpus + LEFT_RUNNING_S
-        self._clock = BlockClock(timeout_s, wall_timeout_s, limits.interrupt_grace_s, time.monotonic(), cpus)
+        self.clock = BlockClock(timeout_s, wall_timeout_s, limits.interrupt_grace_s, time.monotonic(), cpus)
         self._wake = asyncio.Event()
         self._begins_at = self._looks_at = math.inf
         self._block: asyncio.Future[Result] | None = None
@@ -121,11 +122,11 @@ class BlockRun:
     def limit(self) -> str | None:
         """Name of the limit that was reached; None if none was."""
         died = self._worker.died
-        return self._clock.limit or (died.limit if isinstance(died, Exceeded) else None)
+        return self.clock.limit or (died.limit if isinstance(died, Exceeded) else None)
 
     def interrupt(self, over: str) -> None:
         """Interrupt the block, as at a limit. `over` is the reason, as the rest of a sentence about the block."""
-        self._clock.wish(over)
+        self.clock.wish(over)
         self._wake.set()
 
     async def result(self, code: str, wanted: Wanted = NOTHING) -> Result | None:
@@ -183,7 +184,7 @@ class BlockRun:
         if result.descriptor_output:
             await self._worker.drain()
         if result.status == "interrupted":  # the REPL cannot tell our SIGINT from a KeyboardInterrupt of the code's
-            over = self._clock.over
+            over = self.clock.over
             result = msgspec.structs.replace(
                 result, status="interrupted" if over else "error", error=f"it {over}" if over else result.error
             )
@@ -198,16 +199,16 @@ class BlockRun:
                 await asyncio.wait({block}, timeout=DEATH_NEWS_S)
                 self.killed_because = why
                 return block.done() and block.exception() is None
-            match self._clock.verdict(time.monotonic()):
+            match self.clock.verdict(time.monotonic()):
                 case "interrupt":
                     await to_its_end(self._interrupted)
                 case "kill":
-                    self.killed_because = f"it {self._clock.over} and did not react to the interrupt"
+                    self.killed_because = f"it {self.clock.over} and did not react to the interrupt"
                     return False
             now = time.monotonic()
             if now >= self._begins_at:
                 self._begin(is_late=True)
-            self._looks_at = min(self._begins_at, now + self._clock.wait_s(now))
+            self._looks_at = min(self._begins_at, now + self.clock.wait_s(now))
             timer = loop.call_later(self._looks_at - now, self._wake.set)
             try:
                 await self._wake.wait()
@@ -223,7 +224,7 @@ class BlockRun:
     async def _off_the_clock(self, query: Query | Submit) -> list[Slot]:
         if isinstance(query, Query) and query.background:  # the block goes on meanwhile
             return await self._answered(query)
-        self._clock.query_opened(time.monotonic())
+        self.clock.query_opened(time.monotonic())
         try:
             if isinstance(query, Submit):
                 return await self._checked(query)
@@ -232,8 +233,8 @@ class BlockRun:
             return await self._answered(query)
         finally:
             now = time.monotonic()
-            self._clock.query_closed(now)
-            if now + self._clock.wait_s(now) < self._looks_at:  # the timer was set while the clock stood still
+            self.clock.query_closed(now)
+            if now + self.clock.wait_s(now) < self._looks_at:  # the timer was set while the clock stood still
                 self._wake.set()
 
     async def _answered(self, query: Query) -> list[Slot]:
@@ -262,7 +263,7 @@ class BlockRun:
         return Slot((await self._input.piece()).decode("latin-1"))
 
     def _burned(self, cpu_s: float) -> None:
-        self._clock.burned(cpu_s)
+        self.clock.burned(cpu_s)
         self._wake.set()
 
     def _death(self) -> str | None:

@@ -50,6 +50,11 @@ class BlockClock:
         if self._open_queries == 0:
             self._running_since = now
 
+    def used_s(self, now: float) -> float:
+        """Return the seconds that the REPL computed, while it waited for no reply."""
+        running_s = 0.0 if self._open_queries else now - self._running_since
+        return self._limit_s - self._left_s + running_s
+
     def burned(self, cpu_s: float) -> None:
         """Note that the REPL used `cpu_s` more seconds of CPU time, waiting or not."""
         self._left_cpu_s -= cpu_s

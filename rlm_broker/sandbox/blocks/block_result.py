@@ -409,7 +409,7 @@ def killed_block(
     limit: str | None,
     execution_time: float,
     undone: int | None = None,
-    no_checkpoint: str | None = None,
+    problem: str | None = None,
 ) -> Block:
     """Return a block whose REPL was killed.
 
@@ -418,12 +418,12 @@ def killed_block(
         seen: State of the REPL just before, as init saw it.
         limit: Name of the limit that was reached, or None.
         undone: Number of blocks whose variables are lost with the REPL, this one included; None for all of them.
-        no_checkpoint: Reason why there was no checkpoint, as one clause; None if there is none to tell.
+        problem: Reason why not all variables came back, as one clause; None if there is none to tell.
     """
     stdout, stderr = output.finish()
     sentence = sentence_of_death(why, seen)
-    if undone is None and no_checkpoint is not None:
-        sentence += f". There was no checkpoint of its variables: {no_checkpoint}"
+    if problem is not None and undone != 1:
+        sentence += f". {'No' if undone is None else 'Not all'} variables came back: {problem}"
     return Block(
         code,
         "killed",

@@ -1,7 +1,6 @@
 """The record of a REPL: the blocks that it ran, and what it was given between them, for a fresh REPL to run again.
 
 A record has no prompts and no output: it has digests of them, the answers that code got, and the source of the blocks.
-Digests are made when they are needed, or when the texts that wait for one have `LOOSE_CHARS`.
 """
 
 import contextlib
@@ -10,34 +9,24 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from rlm_broker.broker.transport.provisions import Provisions
-from rlm_broker.broker.transport.session import Wanted
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.results import Block
 from sandbox_worker.wire.messages import Query, Slot, Submit
 from sandbox_worker.wire.prompts import MessagePart
 from sandbox_worker.wire.text_json import decode_escaped, encode_escaped
 
-MAX_BYTES: Final = 64 << 20
-"""Characters and bytes of code, answers, values and files in a record, at most. Beyond them there is no replay."""
-MAX_FILE_BYTES: Final = 8 * MAX_BYTES
+MAX_FILE_BYTES: Final = 512 << 20
 """Bytes of a saved record, at most; a larger file is refused. JSON may write a character as six."""
-ENTRY_BYTES: Final = 256
-"""Bytes that an entry or an answer counts, beside its texts."""
-LOOSE_CHARS: Final = 1 << 20
-"""Characters of prompts and output that wait for their digest, at most."""
 ANY_MODEL: Final = "*"
 """Stands for a model in `asked`, where it is not known which one code has named."""
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
 """Address in the text of an object, which differs from process to process."""
 _FORMAT: Final = "rlm-broker record 1"
-_TEXT = attrgetter("text")
 
 
 def asked(
@@ -71,7 +60,7 @@ def _digest(data: bytes) -> bytes:
 
 
 class RecordedBlock(msgspec.Struct, tag="block"):
-    """One block that has ended.
+    """One block. It has ended if it has an outcome or a problem.
 
     Attributes:
         code: Its source.
@@ -126,10 +115,18 @@ class _Saved(msgspec.Struct):
     format: Literal["rlm-broker record 1"]
     seed: int | None
     entries: list[Entry]
+    problem: str | None = None
 
 
 class Replayed(NamedTuple):
-    """What a replay brought back: the number of blocks, and the reason why not all, as a clause; else None."""
+    """Outcome of a replay: the number of blocks that came back, and the reason why not all did, as a clause; else None.
+
+    Example:
+        ```python
+        with sandbox.repl(record=record) as repl:
+            print(repl.replayed.blocks, repl.replayed.problem)  # 3 None
+        ```
+    """
 
     blocks: int = 0
     problem: str | None = None
@@ -152,28 +149,23 @@ class ReplRecord:
     Args:
         entries: Its entries, in their order.
         seed: Seed of the REPL's random numbers; None if it is not known.
-        is_kept: Whether further entries are kept.
 
     Attributes:
-        problem: Reason why nothing is kept, as a clause; None if it is.
+        problem: Reason why nothing was kept, as a clause; None if all was.
     """
 
-    def __init__(self, entries: Iterable[Entry] = (), seed: int | None = None, *, is_kept: bool = True) -> None:
+    def __init__(self, entries: Iterable[Entry] = (), seed: int | None = None, problem: str | None = None) -> None:
         self.entries = [*entries]
         self.seed = seed
-        self.problem = None if is_kept else "max_replay_s is 0"
-        self._room = MAX_BYTES if is_kept else -1
-        self._loose: list[tuple[RecordedBlock, Query | Submit | None, Any]] = []
-        self._loose_chars = 0
+        self.problem = problem
 
     def __repr__(self) -> str:
-        return f"ReplRecord({len(self.blocks)} blocks)"
+        return f"ReplRecord({self.blocks} blocks)"
 
     @property
-    def blocks(self) -> list[RecordedBlock]:
-        """The blocks that have ended."""
-        self._make_digests()
-        return [each for each in self.entries if isinstance(each, RecordedBlock) and (each.outcome or each.problem)]
+    def blocks(self) -> int:
+        """Number of its blocks."""
+        return sum(isinstance(each, RecordedBlock) for each in self.entries)
 
     def until(self, blocks: int) -> "ReplRecord":
         """Return the record of the first blocks alone, with what the REPL was given up to the next one.
@@ -181,16 +173,13 @@ class ReplRecord:
         Args:
             blocks: Number of blocks.
         """
-        ended = [id(each) for each in self.blocks]
         first = list[Entry]()
         for entry in self.entries:
-            if isinstance(entry, RecordedBlock):
-                if id(entry) not in ended:  # it runs
-                    continue
-                if id(entry) in ended[blocks:]:
-                    break
+            blocks -= isinstance(entry, RecordedBlock)
+            if blocks < 0:
+                break
             first.append(entry)
-        return ReplRecord(first, self.seed)
+        return ReplRecord(first, self.seed, self.problem)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the record to a file that its owner alone may read, and replace one of that name.
@@ -198,8 +187,7 @@ class ReplRecord:
         Raises:
             ConfigurationError: The file cannot be written.
         """
-        entries = self.until(len(self.entries)).entries
-        data = encode_escaped(_Saved(_FORMAT, self.seed, entries))
+        data = encode_escaped(_Saved(_FORMAT, self.seed, self.entries, self.problem))
         target = Path(path)
         part = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}")
         try:
@@ -229,92 +217,7 @@ class ReplRecord:
             saved = decode_escaped(data, _Saved)
         except (ValueError, RecursionError, TypeError) as error:
             raise ConfigurationError(f"{path} is no record of a REPL that this version reads: {error}") from None
-        return cls(saved.entries, saved.seed)
-
-    # -- what the REPL does ------------------------------------------------------------------------------------------
-
-    def begun(self, code: str, wanted: Wanted, number: int) -> RecordedBlock:
-        """Note a block that begins. It counts when it has `ended`. One that reads variables does not count."""
-        asks, submit = callable(wanted.stdin), wanted.submit
-        stdin = wanted.stdin if isinstance(wanted.stdin, str) else None
-        block = RecordedBlock(code, b"", 0.0, [], number, None, wanted.value, stdin, asks, submit, wanted.echo)
-        if self._room >= 0 and wanted.names is None:
-            self.entries.append(block)
-        return block
-
-    def ended(self, recorded: RecordedBlock, block: Block | None, seconds: float) -> None:
-        """Note how a block has ended; None stands for the end of its caller, which waits for no outcome."""
-        recorded.seconds = seconds
-        if block is None or block.status == "interrupted":
-            recorded.problem = "was interrupted"
-            return
-        self._loose.append((recorded, None, block))
-        self._loose_chars += len(block.stdout) + len(block.stderr)
-        self._room -= len(recorded.code) + len(recorded.stdin or "") + ENTRY_BYTES
-        if self._loose_chars > LOOSE_CHARS or self._room < 0 or block.displays:  # a picture is not kept alive
-            self._tidy()
-
-    def forget(self, recorded: RecordedBlock) -> None:
-        """Drop a block that was killed or never ran."""
-        self.entries = [each for each in self.entries if each is not recorded]
-
-    def cut(self, blocks: int) -> None:
-        """Drop all blocks but the first ones. What the REPL was given stays."""
-        kept = {id(each) for each in self.blocks[:blocks]}
-        self.entries = [each for each in self.entries if not isinstance(each, RecordedBlock) or id(each) in kept]
-
-    def answered(self, query: Query | Submit, slots: list[Slot], size: int) -> None:
-        """Note the answer to a query of the present block, or of an earlier one that goes on in the background.
-
-        Args:
-            size: Characters of the query, roughly.
-        """
-        number = int(query.id.partition(":")[0])
-        for block in reversed(self.entries):
-            if isinstance(block, RecordedBlock) and block.number <= number:
-                if block.number == number:
-                    self._loose.append((block, query, slots))
-                    self._loose_chars += size
-                    self._room -= sum(map(len, map(_TEXT, slots))) + ENTRY_BYTES * len(slots)
-                break
-        if self._loose_chars > LOOSE_CHARS or self._room < 0:
-            self._tidy()
-
-    def given(self, more: Provisions, context: str | None = None) -> None:
-        """Note tools and values that the REPL is given from its next block on, or the added context of this name."""
-        tools, frames, again = more.parts()
-        self._add(sum(map(len, frames.values())), Given(tools, frames, again, context))
-
-    def file(self, path: str, data: bytes | None) -> None:
-        """Note a file that the host has written, or removed."""
-        self._add(len(data or b""), HostFile(path, data))
-
-    def gap(self, why: str) -> None:
-        """Note something that cannot be done again, as a clause."""
-        if not self.entries or not isinstance(self.entries[-1], Gap):
-            self._add(0, Gap(why))
-
-    def _add(self, size: int, entry: Entry) -> None:
-        self._room -= size + ENTRY_BYTES
-        if self._room >= 0:
-            self.entries.append(entry)
-        else:
-            self._tidy()
-
-    def _tidy(self) -> None:
-        """Make the digests that are missing. Beyond the bound, drop all entries for good."""
-        self._make_digests()
-        if self._room < 0 and self.entries:
-            self.entries = []
-            self.problem = f"the record of its blocks has more than {MAX_BYTES >> 20} MiB"
-
-    def _make_digests(self) -> None:
-        loose, self._loose, self._loose_chars = self._loose, [], 0
-        for block, query, told in loose:
-            if query is None:
-                block.outcome = outcome_of(told)
-            else:
-                block.answers += zip(keys_of(query), told, strict=False)
+        return cls(saved.entries, saved.seed, saved.problem)
 
 
 def keys_of(query: Query | Submit, model: str | None = None) -> list[bytes]:

@@ -23,6 +23,8 @@ BEGINS_AGAIN_S = 0.1
 """Seconds after a `Begin` within which a further block needs none at once. Init samples all processes meanwhile, as it
 does those of a block that sleeps. It counts the CPU time of all these blocks as that of one, which `timeout_s` of 0.1 s
 allows on all CPUs."""
+SEED_BYTES = 4
+"""Bytes of a seed, as `Sandbox(seed=)` has."""
 
 A = TypeVar("A", bound=control.FromInit)
 _Said = tuple[control.Control, int | None]
@@ -42,10 +44,18 @@ class Worker:
         on_change: Called when `died` or `gone` changes.
         checkpoint: Number of the checkpoint that the last `stop` has spared; None if there was none.
         cpus: CPUs for all its processes.
+        seed: Seed of the random numbers in each of its REPLs: the fork server's, or else one of its own.
         scratch: Its folder on the host, at a level without a root of its own; else empty.
     """
 
-    def __init__(self, level: Level, init: WorkerInit, scratch: str = "", group: MemoryGroup | None = None) -> None:
+    def __init__(
+        self,
+        level: Level,
+        init: WorkerInit,
+        scratch: str = "",
+        group: MemoryGroup | None = None,
+        seed: int | None = None,
+    ) -> None:
         self.died: control.Died | control.Exceeded | None = None
         self.gone = asyncio.Event()
         self.why_gone = "the sandbox's processes were ended from outside"
@@ -57,6 +67,7 @@ class Worker:
         self.on_change: Callable[[], None] = _ignore
         self.cpus = len(os.sched_getaffinity(0))
         self.scratch = scratch
+        self.seed = int.from_bytes(os.urandom(SEED_BYTES)) if seed is None else seed
         self.group = group
         self._level = level
         self._answers: asyncio.Queue[control.FromInit | OSError | None] = asyncio.Queue()
@@ -84,7 +95,7 @@ class Worker:
             await self.init.bring(context)
         pieces: Sequence[tuple[int | None, ContextPiece | None]] = context or [(None, None)]
         messages: list[_Said] = [(control.Load(piece=piece), fd) for fd, piece in pieces]
-        messages.append((control.Start(), connection_fd))
+        messages.append((control.Start(self.seed), connection_fd))
         kinds: list[type[control.FromInit]] = [*[control.Loaded] * len(pieces), control.Started]
         loaded, *_, started = await self._exchange(messages, *kinds, timeout_s=timeout_s)
         assert isinstance(loaded, control.Loaded)
@@ -95,7 +106,7 @@ class Worker:
         """Fork a REPL that uses `connection_fd`, after all processes of the last one were killed."""
         self.died = self.checkpoint = None
         self._begun_at = -math.inf
-        await self._exchange([(control.Start(), connection_fd)], control.Started, timeout_s=timeout_s)
+        await self._exchange([(control.Start(self.seed), connection_fd)], control.Started, timeout_s=timeout_s)
 
     async def prepare_checkpoint(self, number: int) -> str | None:
         """Have init prepare a checkpoint, which the REPL makes before its next block. Return why it can make none now,

@@ -181,7 +181,7 @@ class Zygote:
             if not isinstance(answer, control.Spawned) or len(answer_fds) != 1:
                 raise SandboxFailed("the sandbox's fork server sent an unexpected message")
             undo.pop_all()
-        return Worker(self._level, InitProcess(answer_fds[0], ours), scratch, group)
+        return Worker(self._level, InitProcess(answer_fds[0], ours), scratch, group, self._seed)
 
     def is_usable(self) -> bool:
         """Return whether the zygote lives, as far as is known, and has answered every request."""

@@ -1,0 +1,263 @@
+"""Replay: a fresh REPL runs the blocks of a record again.
+
+Nothing is paid or done twice. Output goes nowhere, and queries, tools and waits get the answers that they got before:
+each answer once, by the digest of what was asked. A block whose outcome is another one ends the replay.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from msgspec.structs import replace
+
+from rlm_broker.broker.transport.connection import refuse
+from rlm_broker.broker.transport.session import Wanted
+from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.errors import FileRefused, ReplClosed, SandboxFailed
+from rlm_broker.limits import ReplLimits
+from rlm_broker.sandbox.blocks import block_result
+from rlm_broker.sandbox.blocks.block import BlockRun
+from rlm_broker.sandbox.blocks.block_result import BlockOutput
+from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
+from rlm_broker.sandbox.blocks.record import (
+    ANY_MODEL,
+    Entry,
+    Gap,
+    Given,
+    HostFile,
+    RecordedBlock,
+    Replayed,
+    ReplRecord,
+    keys_of,
+    outcome_of,
+)
+from rlm_broker.sandbox.repl_process import ReplWorker
+from rlm_broker.values.remembered import Remembered
+from sandbox_worker.wire.errors import FrameTooLarge
+from sandbox_worker.wire.messages import Query, Slot, Submit
+
+TIMES = 3
+"""Ratio of the seconds that a block may compute in a replay to those that it computed before."""
+LEAST_S = 1.0
+"""Seconds that each block may compute in a replay: a short one may have to wait for a busy machine."""
+ENDED_WITH_IT = "it ended with the REPL that had started it"
+"""Error of a child in the background that had not answered before its REPL was lost."""
+
+
+class BlockAgain(BlockRun):
+    """A block of a replay.
+
+    Attributes:
+        answers: Answers that the blocks up to this one got, as far as they are not taken.
+        has_asked: Whether the block has asked what has no answer there. It is interrupted then.
+    """
+
+    answers: Remembered[bytes, Slot]
+    has_asked = False
+
+    async def _off_the_clock(self, query: Query | Submit) -> list[Slot]:
+        slots: dict[bytes, Slot] = {}
+        found: list[Slot] = []
+        for place, key in enumerate(keys := keys_of(query)):
+            # Equal prompts of one query may have one answer.
+            slot = self.answers.take(key) or slots.get(key) or self.answers.take(keys_of(query, ANY_MODEL)[place])
+            if slot is None and query.background:
+                slot = Slot(error=ENDED_WITH_IT)
+            if slot is None:
+                self.has_asked = True
+                self.interrupt("asked what it had not asked before")
+                await asyncio.get_running_loop().create_future()  # until the interrupt cancels it
+                raise AssertionError
+            slots[key] = slot
+            found.append(slot)
+        return found if keys else []
+
+
+class Replays:
+    """The replays of one REPL: after a loss of its variables, or of another REPL's record when it opens.
+
+    Args:
+        worker: Its worker, with its record.
+        write: Writes a file into its scratch folder, or removes it if there are no bytes.
+
+    Attributes:
+        replayed: What the last one brought back.
+    """
+
+    def __init__(
+        self,
+        worker: ReplWorker,
+        contexts: QueryContexts,
+        limits: ReplLimits,
+        write: Callable[[str, bytes | None], Awaitable[None]],
+    ) -> None:
+        self.replayed = Replayed()
+        self._worker = worker
+        self._contexts = contexts
+        self._limits = limits
+        self._write = write
+        self._answers = Remembered[bytes, Slot]()
+        self._run: BlockAgain | None = None
+        self._ends_at = 0.0
+        self._is_over = False
+
+    def interrupt(self) -> None:
+        """End the present replay."""
+        self._is_over = True
+        if self._run is not None:
+            self._run.interrupt("was not wanted any more")
+
+    async def opened(self, record: ReplRecord) -> None:
+        """Run the blocks of the record that the REPL was opened with. `replayed` says what came back."""
+        self._worker.adopt(record)
+        self.replayed = Replayed(0, record.problem or await self._obstacle(record.entries, is_on_top=False))
+        connection = self._worker.connection
+        if self.replayed.problem is None and connection is not None:
+            self._worker.seed_again(connection)
+            await self._replay(record.entries)
+
+    async def restored(self, undone: int | None) -> int | None:
+        """Have a REPL without variables, or one that goes on from a checkpoint, run its recorded blocks again.
+
+        Args:
+            undone: Number of blocks whose variables are lost, as `ReplWorker.roll_back` returns it.
+
+        Returns:
+            The number of those that are lost now; None for all of them.
+        """
+        recorder, is_on_top = self._worker.recorder, undone is not None
+        entries = recorder.entries = recorder.record().entries  # without the block that was killed
+        places = [place for place, each in enumerate(entries) if isinstance(each, RecordedBlock)]
+        lost = len(places) if undone is None else undone - 1
+        self.replayed = Replayed(0, None if is_on_top else recorder.problem)
+        if not lost or lost > len(places):
+            return undone
+        kept = len(places) - lost
+        last = entries[places[kept - 1] + 1 if kept else 0 :]
+        problem = await self._obstacle(last, is_on_top)
+        self.replayed = Replayed(0, problem)
+        if problem is None:
+            try:
+                if not is_on_top:
+                    await self._worker.begin_again()
+                await self._replay(last)
+            except (ReplClosed, SandboxFailed) as failure:
+                self.replayed = Replayed(0, str(failure))
+            except BaseException:
+                await to_its_end(self._worker.end_repl)
+                raise
+        if self.replayed.problem is not None and not self.replayed.blocks:
+            recorder.cut(kept)
+        return lost + 1 - self.replayed.blocks if is_on_top or self.replayed.blocks else None
+
+    async def _obstacle(self, entries: Sequence[Entry], is_on_top: bool) -> str | None:
+        """Return why blocks are not run again, as a clause; None if they are."""
+        most_s = self._limits.max_replay_s
+        blocks = [each for each in entries if isinstance(each, RecordedBlock)]
+        took_s = sum(each.seconds for each in blocks)
+        if took_s > most_s:
+            return f"its blocks computed for {took_s:.3g} s, longer than max_replay_s = {most_s:g} s"
+        if is_on_top and len(blocks) < len(entries):
+            return "it was given values, contexts or files since the checkpoint"
+        if is_on_top and await self._worker.has_files():
+            return "its blocks since the checkpoint may have changed files"
+        return None
+
+    async def _replay(self, entries: Sequence[Entry]) -> None:
+        """Run blocks again, and put what the REPL has then into its record. After a block that was killed, begin once
+        more, and stop before it."""
+        recorder, last = self._worker.recorder, self._worker.last_block
+        before = len(recorder.entries)
+        earlier = recorder.entries[: max(0, before - len(entries))]
+        self._ends_at, self._is_over = time.monotonic() + self._limits.max_replay_s, False
+        most, problem = len(entries), None
+        while True:
+            self._answers = Remembered[bytes, Slot]()
+            self.replayed, kept = await self._once(entries, most, problem)
+            if (connection := self._worker.connection) is not None:
+                break
+            most, problem = self.replayed
+            await self._worker.begin_again()
+        connection.on_answered = recorder.answered
+        connection.count_from(max(last, connection.block))
+        recorder.entries = [*earlier, *kept, *recorder.entries[before:]]
+
+    async def _once(self, entries: Sequence[Entry], most: int, why: str | None) -> tuple[Replayed, list[Entry]]:
+        """Run at most so many blocks, and stop with the reason `why`."""
+        done, problem = 0, None
+        kept: list[Entry] = []
+        if self._worker.connection is not None:
+            self._worker.connection.on_answered = _ignore
+        for entry in entries:
+            if isinstance(entry, RecordedBlock) and problem is None:
+                entry, problem = (entry, why) if done == most else await self._block(entry)
+                if self._worker.connection is None:
+                    break
+                if problem is None or entry.outcome or entry.problem:
+                    kept.append(entry)
+                done += problem is None
+            elif isinstance(entry, Gap):
+                problem = problem or entry.why
+            elif not isinstance(entry, RecordedBlock):
+                kept.append(entry)
+                problem = await self._give(entry) or problem
+        return Replayed(done, problem), kept
+
+    async def _give(self, entry: Given | HostFile) -> str | None:
+        """Give the REPL what it was given; return why that cannot be done, as a clause."""
+        if isinstance(entry, Given):
+            return await self._worker.give(entry)
+        try:
+            await self._write(entry.path, entry.data)
+        except FileRefused as refused:
+            return str(refused)
+        return None
+
+    async def _block(self, recorded: RecordedBlock) -> tuple[RecordedBlock, str | None]:
+        """Run one block; return what the record has of it now, and why the replay ends with it, as a clause."""
+        which = f"block {recorded.number}"
+        left_s = self._ends_at - time.monotonic()
+        if recorded.problem is not None:
+            return recorded, f"{which} {recorded.problem}"
+        if left_s <= 0 or self._is_over:
+            return recorded, f"max_replay_s = {self._limits.max_replay_s:g} s were over before {which}"
+        connection = self._worker.connection
+        assert connection is not None
+        if recorded.number:
+            connection.count_from(recorded.number - 1)
+        for key, slot in recorded.answers:
+            self._answers.add(key, slot)
+        stdin = _nothing if recorded.asks_stdin else recorded.stdin
+        wanted = Wanted(recorded.value, stdin=stdin, submit=recorded.submit, echo=recorded.echo)
+        output = BlockOutput(self._limits.repl_bounds(), None)
+        timeout_s = min(left_s, max(LEAST_S, TIMES * recorded.seconds))
+        worker, limits = self._worker.worker, self._limits
+        run = self._run = BlockAgain(worker, connection, output, limits, refuse, timeout_s, left_s, self._contexts)
+        run.answers = self._answers
+        try:
+            result = await run.result(recorded.code, wanted)
+        except FrameTooLarge as error:
+            return recorded, f"{which} is too long for a message: {error}"
+        finally:
+            self._run = None
+        if result is None:
+            await self._worker.end_repl()
+            return recorded, f"{which} was killed when it ran again: {run.killed_because}"
+        self._worker.checkpoints.block_ended(wanted, run.clock.used_s(time.monotonic()))
+        block = block_result.ended_block(recorded.code, output, result, run.limit, wanted, None, 0.0)
+        if run.has_asked:
+            return replace(recorded, problem="was interrupted"), f"{which} asked what it had not asked before"
+        if block.status == "interrupted":
+            return replace(recorded, problem="was interrupted"), f"{which} did not end in {timeout_s:.3g} s this time"
+        if (outcome := outcome_of(block)) != recorded.outcome:
+            return replace(recorded, outcome=outcome), f"{which} printed or raised something else when it ran again"
+        return recorded, None
+
+
+def _ignore(*_answered: object) -> None:
+    """Note no answer: the record has it."""
+
+
+async def _nothing() -> str:
+    """Stand for the function that gave a block its stdin. It is not called: each piece is an answer in the record."""
+    return ""
