@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.event import (
@@ -72,8 +73,12 @@ class ContextFacts(Struct, frozen=True):
         """Return the facts of a context."""
         return cls(info.type_name, info.total_chars, info.parts_total)
 
+    def __post_init__(self) -> None:
+        if self.type == "str":  # a text is the same from its file
+            force_setattr(self, "parts", 0)
+
     def __str__(self) -> str:
-        parts = f" in {self.parts:,} parts" if self.parts > 1 else ""
+        parts = f" in {self.parts:,} parts" if self.parts else ""
         return f"a {self.type} of {self.chars:,} characters{parts}"
 
 

@@ -122,12 +122,13 @@ async def test_branch_cannot_use_what_the_run_itself_has_used_meanwhile(open_san
 
 async def test_cache_answers_each_branch_anew(open_sandbox: Sandbox, tmp_path: Path) -> None:
     client = ScriptedClient(count)
+    client.fingerprint = "counts"
     rlm = rlm_of(client, open_sandbox, models=Models(cache=tmp_path / "cache.db"))
     run = rlm.start("text", "How many?")
     await run
     for branch in run.branch(2):
         await branch
-    assert [sample_of(request) for request in client.requests] == [0, 0, 0, 1, 2]
+    assert sorted(map(sample_of, client.requests)) == [0, 0, 0, 1, 2]
     again = rlm.start("text", "How many?")
     await again
     await again.branch(1)[0]
@@ -158,6 +159,26 @@ def test_branch_that_cannot_be_is_refused_in_one_sentence(open_sandbox: Sandbox,
             call()
     plain.result()
     recorded.result()
+
+
+async def test_branch_is_told_of_blocks_that_a_later_kill_or_another_outcome_has_cost(open_sandbox: Sandbox) -> None:
+    codes = ["import os; n = os.urandom(8).hex()\nprint(n)", "m = 1", "print('n' in dir(), 'm' in dir())", "FINAL(1)"]
+
+    def reply(request: LMRequest) -> str:
+        return f"```repl\n{codes[turn_of(request) - 1]}\n```"
+
+    run = rlm_of(ScriptedClient(reply), open_sandbox).start("text", "?")
+    await run
+    (branch,) = run.branch(1, after_turn=2)
+    completion = await branch
+    assert "None of its blocks was run again: block 1 printed or raised something else" in str(completion.messages[5])
+    assert completion.trajectory[2].blocks[0].stdout == "True False\n"
+
+    codes[:] = ["n = 1", "m = 1", "import os; os._exit(3)", "print('n' in dir(), 'm' in dir())", "FINAL(1)"]
+    killed = rlm_of(ScriptedClient(reply), open_sandbox, limits=Limits(max_replay_s=0)).start("text", "?")
+    await killed
+    (branch,) = killed.branch(1, after_turn=2)
+    assert "None of its blocks was run again" in str((await branch).messages[5])
 
 
 async def test_another_context_ends_a_branch(open_sandbox: Sandbox, tmp_path: Path) -> None:

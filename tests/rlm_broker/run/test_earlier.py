@@ -197,7 +197,7 @@ def test_run_goes_on_after_a_summary(runs: Runs) -> None:
     resumed = runs.resumed(client, trace)
     replaced = [message.content for message in before].index(SUMMARISE) + 2
     assert resumed.response == f"42 {replaced}"
-    assert resumed.messages[: len(before)] == before
+    assert resumed.messages[replaced : len(before)] == before[replaced:]  # those before are whole in the trace
 
 
 def test_trace_that_cannot_be_gone_on_from_is_refused_in_one_sentence(runs: Runs, open_sandbox: Sandbox) -> None:
