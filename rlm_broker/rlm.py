@@ -381,8 +381,9 @@ class RLM(AsyncResource):
         Example:
             ```python
             with TraceWriter("first.jsonl") as trace:
-                RLM("offline", on_event=trace).start("a\nb", "How many lines are there?").stop()
-            RLM("offline").resume("first.jsonl", "a\nb").result().response
+                rlm = RLM("offline", limits=Limits(max_iterations=1), on_event=trace)
+                rlm.completion(Path("report.txt"), "Which pump was repaired?")
+            print(RLM("offline").resume("first.jsonl", Path("report.txt")).result().earlier_turns)  # 1
             ```
 
         Args:

@@ -188,7 +188,9 @@ def _settings_like(trace: Path, given: Mapping[str, Any]) -> Settings:
     blocks = kept.pop("max_blocks", None)
     if blocks != Limits.from_dict(kept).max_blocks:  # else it follows from the turns
         kept |= {"max_blocks": blocks} if blocks else {}
-    kept |= {name: facts[name] for name in ("model", "sub_model") if facts.get(name)}
+    if not settings.names_model and facts.get("model"):
+        kept["model"] = facts["model"]
+        kept |= {"sub_model": facts["sub_model"]} if facts.get("sub_model") not in (None, facts["model"]) else {}
     told = settings.all()
     return Settings({name: value for name, value in kept.items() if told[name].source == BUILT_IN} | dict(given))
 

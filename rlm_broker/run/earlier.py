@@ -341,13 +341,17 @@ def from_trace(paths: Sequence[Path]) -> Earlier:
     ends = {tree: each[-1] for tree, each in trees.items() if isinstance(each[-1], RunEnded)}
     left = [tree for tree in roots if tree not in ends or not _has_answered(ends[tree])]
     if not left:
-        raise ConfigurationError(f"there is no run to go on from in {where}: each of its runs has answered")
+        raise ConfigurationError(f"there is no run to go on from in {where}: none has begun there without an answer")
     started = roots[left[-1]]
     facts: Any = started.metadata.get("context")
     try:
         context = msgspec.convert(facts, ContextFacts)
     except msgspec.ValidationError:
         raise ConfigurationError(f"{where} does not say what its run was about: it is of an earlier release") from None
+    if facts.get("is_in_kept_repl"):
+        raise ConfigurationError(
+            f"the run of {where} was in a persistent REPL: its trace lacks the variables before it"
+        )
     retold = _retold(left[-1], trees, roots)
     turns = len(retold.progress.trajectory)
     progress = first_turns(retold.progress, turns, retold.record)

@@ -394,7 +394,7 @@ def root_run(
             metadata["context"]["remarks"] = context.info.remarks(with_names=True)
         has_task = request.question is None and context.info.type_name == "str"
         question = beginning(context, TASK_CHARS).text if has_task else request.question
-        metadata["context"]["is_task"] = has_task
+        metadata["context"] |= {"is_task": has_task, "is_in_kept_repl": repl is not None}
         before = branch or earlier
         place = () if before is None else (before.tree, 0 if earlier is None else earlier.turns, branch is None)
         events.of(ROOT_RUN, 0)(RunStarted, question, metadata["model"], metadata, 0, *place)

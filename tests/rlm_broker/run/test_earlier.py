@@ -207,16 +207,23 @@ def test_trace_that_cannot_be_gone_on_from_is_refused_in_one_sentence(runs: Runs
     old = runs.folder / "old.jsonl"
     del lines[0]["metadata"]["context"]
     old.write_text("\n".join(map(json.dumps, lines)) + "\n")
+
+    def ask(rlm: RLM) -> None:
+        with rlm:
+            rlm.completion("text", QUESTION)
+
+    in_kept = runs.trace(scripted(CODES, 2), ask, persistent=True)
     rlm = RLM(scripted(CODES), sandbox=open_sandbox)
     kept = RLM(scripted(CODES), sandbox=open_sandbox, persistent=True)
     for call, sentence in (
-        (lambda: rlm.resume(answered, "text"), "there is no run to go on from in .*: each of its runs has answered"),
+        (lambda: rlm.resume(answered, "text"), "there is no run to go on from in .*: none has begun"),
         (lambda: rlm.resume(old, "text"), "does not say what its run was about"),
         (lambda: rlm.resume(runs.folder / "none.jsonl", "text"), "cannot read .*none.jsonl"),
         (lambda: rlm.resume([], "text"), "name a trace to go on from"),
         (lambda: rlm.resume(failed, "text", "Another question?"), "has the question there"),
         (lambda: rlm.resume(failed, "texts").result(), "the context is a str of 5 characters, and the run to go on"),
         (lambda: kept.resume(failed, "text"), "a persistent RLM cannot go on from a trace"),
+        (lambda: rlm.resume(in_kept, "text"), "was in a persistent REPL: its trace lacks the variables before it"),
     ):
         with pytest.raises(ConfigurationError, match=sentence):
             call()
