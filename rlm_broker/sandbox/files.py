@@ -16,7 +16,6 @@ from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.errors import ConfigurationError, FileRefused, SandboxFailed
 from rlm_broker.results import FileEntry
-from rlm_broker.sandbox.blocks.recorder import ReplRecorder
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.control import ROOT, OpenToRead, OpenToWrite
 from sandbox_worker.wire.errors import file_kind
@@ -64,7 +63,7 @@ class ReplFiles:
         event_loop: Loop of the REPL.
         worker: Returns the worker with the files.
         max_bytes: Bytes of the scratch folder (`scratch_bytes`).
-        recorder: Notes what is written and removed.
+        on_change: Called with the path and the data of each file written, and with None for a removed one.
     """
 
     def __init__(
@@ -72,12 +71,12 @@ class ReplFiles:
         event_loop: EventLoopRef,
         worker: Callable[[], Awaitable[Worker]],
         max_bytes: int,
-        recorder: ReplRecorder,
+        on_change: Callable[[str, Data | None], object],
     ) -> None:
         self._event_loop = event_loop
         self._worker = worker
         self._max_bytes = max_bytes
-        self._recorder = recorder
+        self._on_change = on_change
 
     def write(self, path: str | PurePath, data: Data) -> None:
         """Write a file, and replace one of that name. Missing folders of its path are made.
@@ -212,16 +211,13 @@ class ReplFiles:
 
     # -- on the loop -------------------------------------------------------------------------------------------------
 
-    async def _written(self, path: object, data: object) -> None:
+    async def _written(self, path: object, data: Data) -> None:
         await self._write(path, data)
-        if isinstance(data, bytes | bytearray | memoryview):
-            self._recorder.file(str(path), bytes(data))
-        else:
-            self._recorder.gap("a file of the host was copied into its scratch folder")
+        self._on_change(str(path), data)
 
     async def _removed(self, path: object) -> None:
         await self._remove(path)
-        self._recorder.file(str(path), None)
+        self._on_change(str(path), None)
 
     async def _write(self, path: object, data: object) -> None:
         names = names_of(path)

@@ -13,9 +13,8 @@ from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.broker.transport.session import NOTHING, Stdin, Wanted
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
-from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.threads import in_thread
-from rlm_broker.errors import ConfigurationError, ReplBusy, ReplClosed, require_kind
+from rlm_broker.errors import ConfigurationError, ReplBusy, require_kind
 from rlm_broker.events.observers import OBSERVERS, ReplState
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block, Isolation
@@ -29,16 +28,17 @@ from rlm_broker.sandbox.blocks.replay import Replays
 from rlm_broker.sandbox.files import ReplFiles
 from rlm_broker.sandbox.programs import ProgramResult, ReplPrograms, run_script
 from rlm_broker.sandbox.repl_process import ReplWorker
+from rlm_broker.sandbox.supplies import SuppliedRepl
 from rlm_broker.sandbox.tools import Tools
 from rlm_broker.sandbox.workers.source import Workers
-from rlm_broker.values.names import require_apart, require_given, require_names, require_variables
+from rlm_broker.values.names import require_given, require_variables
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import Query, Slot
 
 BY_CALLER: Final = "was interrupted by its caller"
 
 
-class SandboxedRepl(AsyncResource):
+class SandboxedRepl(SuppliedRepl):
     """Runs blocks of untrusted code, one after the other. Variables persist from one block to the next.
 
     Example:
@@ -105,7 +105,7 @@ class SandboxedRepl(AsyncResource):
         self._worker.recorder.seed = record.seed if seed is None and record is not None else seed
         # These know the worker and not this object, which has them: without cycles, no REPL waits for the collector.
         worker = self._worker
-        self._files = ReplFiles(event_loop, worker.beside_blocks, self._limits.scratch_bytes, worker.recorder)
+        self._files = ReplFiles(event_loop, worker.beside_blocks, self._limits.scratch_bytes, worker.recorder.file)
         self._contexts = QueryContexts(worker.beside_blocks, worker.context_named, self._limits.scratch_bytes)
         self._replays = Replays(worker, self._contexts, self._limits, self._files.put)
         self._programs = ReplPrograms(self._fork_server, worker, self._limits, env)
@@ -135,7 +135,7 @@ class SandboxedRepl(AsyncResource):
 
     @property
     def replayed(self) -> Replayed:
-        """What the last replay brought back: after a kill, or of the `record` that the REPL was opened with."""
+        """Outcome of the last replay: after a kill, or of the `record` that the REPL was opened with."""
         return self._replays.replayed
 
     @property
@@ -388,101 +388,6 @@ class SandboxedRepl(AsyncResource):
         """Interrupt the block that runs as `interrupt` does, awaited."""
         await self.bind_loop().acall(self._interrupt)
 
-    def provide(self, values: Mapping[str, Any], *, restore: bool = True) -> None:
-        """Give code more values by name. They are there from the next block on, also after a kill.
-
-        A text or bytes object of more than 65,536 characters or bytes that is given again under its name costs nothing:
-        the REPL has kept it.
-
-        Example:
-            ```python
-            repl.provide({"limit": 10})
-            print(repl.execute("print(limit)").stdout)  # 10
-            ```
-
-        Args:
-            values: Name → value, as for `Sandbox.repl`.
-            restore: Whether each later block finds these values again, although code has bound the names to others.
-
-        Raises:
-            ConfigurationError: A value cannot be sent as it is, or a name is a tool's. No value is given then.
-            ValueTooLarge: A value is longer than a message may be. No value is given then.
-            ReplClosed: The REPL was closed.
-        """
-        require_kind("restore", restore, bool)
-        require_given(self._provisions.tools() or (), values, self._scaffold)
-        more = Provisions.of(values, self._limits.max_frame_bytes, are_restored=restore, earlier=self._provisions)
-        self._provide(more)
-
-    def add_context(self, context: object) -> str:
-        """Give code one more context, mapped as the first, from the next block on; return the name of its variable.
-
-        The names are `context_1`, `context_2` and so on. Texts are mapped; all other objects are decoded in the REPL,
-        and count towards its `memory_bytes`.
-
-        Example:
-            ```python
-            with sandbox.repl("first", limits=ReplLimits(later_context_bytes=1 << 20)) as repl:
-                repl.add_context("second")  # 'context_1'
-            ```
-
-        Args:
-            context: As for `Sandbox.repl`.
-
-        Raises:
-            ConfigurationError: The REPL's `later_context_bytes` have no room for it.
-            ContextRefused: The context cannot be read.
-            ReplClosed, SandboxFailed: As for `execute`.
-        """
-        return self.bind_loop().run(self._worker.add_context(context))
-
-    async def aadd_context(self, context: object) -> str:
-        """Give code one more context as `add_context` does, awaited."""
-        return await self.bind_loop().arun(self._worker.add_context(context))
-
-    def set_tools(self, tools: Sequence[str] | Mapping[str, Any] | Tools) -> None:
-        """Give code these tools, and no others, from the next block on.
-
-        Example:
-            ```python
-            repl.set_tools({"price": lambda name: 5})
-            print(repl.execute("print(price('lens'))").stdout)  # 5
-            ```
-
-        Args:
-            tools: All tools, as for `Sandbox.repl`.
-
-        Raises:
-            ConfigurationError: A name is not an identifier, or is a value's. The tools do not change then.
-            ReplClosed: The REPL was closed.
-        """
-        earlier = self._tools
-        try:
-            names = self._take_tools(tools)
-            require_names(names, self._scaffold)
-            require_apart(names, self._provisions.names())
-            self._provide(Provisions.of({}, self._limits.max_frame_bytes, names))
-        except BaseException:
-            self._tools = earlier
-            raise
-
-    def _take_tools(self, tools: Sequence[str] | Mapping[str, Any] | Tools) -> Sequence[str]:
-        """Call these functions from now on, if they are functions and no names; return the names of all tools."""
-        if not isinstance(tools, Mapping | Tools):
-            self._tools = None
-            return tools
-        self._tools = made = Tools.of(tools, self._scaffold)
-        return made.names
-
-    def provide_known(self, values: Mapping[str, Any]) -> None:
-        """Give code values under names of our own. They come out of JSON: checking large ones would take seconds."""
-        self._provide(Provisions.of(values, self._limits.max_frame_bytes, are_json=True))
-
-    def _provide(self, more: Provisions) -> None:
-        if self._worker.is_closed:
-            raise ReplClosed("this REPL was closed")
-        self._worker.provide(more)
-
     async def end_children(self) -> None:
         """End the children that code has started in the background, and wait until they have ended."""
         if self._worker.connection is not None:
@@ -564,8 +469,7 @@ class SandboxedRepl(AsyncResource):
             if self._is_interrupted:
                 return Block(code, "interrupted", error=f"it {BY_CALLER}")
             self._became("busy")
-            started = time.monotonic()
-            output, tools = BlockOutput(self._bounds, *hear), self._tools
+            started, output, tools = time.monotonic(), BlockOutput(self._bounds, *hear), self._tools
             run = self._run = BlockRun(
                 self._worker.worker,
                 connection,
@@ -581,14 +485,9 @@ class SandboxedRepl(AsyncResource):
             recorded = recorder.begun(code, wanted, connection.block + 1)
             try:
                 result = await run.result(code, wanted)
-            except FrameTooLarge as error:
+            except (FrameTooLarge, UnicodeEncodeError) as error:
                 recorder.forget(recorded)
-                return Block(
-                    code, "error", error=f"code and stdin are too long for a message: {error}; raise max_frame_bytes"
-                )
-            except UnicodeEncodeError as error:  # a lone surrogate in the code: the compiler's own sentence
-                recorder.forget(recorded)
-                return Block(code, "error", error=f"UnicodeEncodeError: {error}")
+                return block_result.unsent_block(code, error)
             except asyncio.CancelledError:
                 await to_its_end(partial(self._end_block, run, recorded))
                 raise
@@ -607,15 +506,13 @@ class SandboxedRepl(AsyncResource):
             return block
 
     async def _killed(self, code: str, run: BlockRun, output: BlockOutput, number: int, started: float) -> Block:
-        """Kill a block, and have the REPL go on from its checkpoint, if there is one."""
+        """Kill a block, and have the REPL go on from its checkpoint, or run its earlier blocks again."""
         limit = run.limit  # read before `end_repl`, after which the worker may be gone
         seen = block_result.located(await to_its_end(partial(self._worker.end_repl, True)), number)
-        taken_s, problem = time.monotonic() - started, self._worker.checkpoints.problem
+        taken_s = time.monotonic() - started
         undone = await self._replays.restored(await to_its_end(self._worker.roll_back))
-        if self.replayed.problem is not None:
-            problem = self.replayed.problem
         why = run.killed_because or "its processes are gone"
-        return block_result.killed_block(code, output, why, seen, limit, taken_s, undone, problem)
+        return block_result.killed_block(code, output, why, seen, limit, taken_s, undone, self._replays.told(undone))
 
     def _interrupt(self) -> None:
         self._is_interrupted = True

@@ -44,6 +44,7 @@ class ReplWorker:
         is_closed: Whether the REPL was closed, for good.
         busy: Held while a block runs.
         checkpoints: Account of the checkpoints of the REPL process.
+        has_new_folder: Whether the last replay began in another scratch folder, since the first one had files.
         last_block: Number of the last block of the last REPL process.
         recorder: Makes the record of what a fresh REPL process has to run again to have the variables of this one.
     """
@@ -62,6 +63,7 @@ class ReplWorker:
         self.recorder = ReplRecorder(is_on=limits.max_replay_s > 0)
         self._opening: Provisions | None = None
         self._restarts = 0
+        self.has_new_folder = False
         self.last_block = 0
         self._adding = asyncio.Lock()
 
@@ -129,14 +131,16 @@ class ReplWorker:
             SandboxFailed: No process can be started.
         """
         self._count_restart()
-        if self.started is not None and await self.has_files():
-            await self._end()
-        if self.started is not None:
-            try:
+        self.has_new_folder = False
+        try:
+            if self.started is not None and await self.has_files():
+                await self._end()
+                self.has_new_folder = True
+            if self.started is not None:
                 await self._connected_afresh(await self.started.restart(), at_opening=True)
                 return
-            except WorkerDied:
-                await self._end()
+        except WorkerDied:  # init was killed by another process meanwhile
+            await self._end()
         started = await self._workers.start(await self._context.stored(), self._limits)
         await self._use(started, at_opening=True)
 

@@ -12,6 +12,7 @@ from rlm_broker.context.store import store
 from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.limits import ReplLimits
+from rlm_broker.sandbox.blocks.record import ReplRecord
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.repl_process import Inherited
 from rlm_broker.sandbox.tools import Tools
@@ -83,6 +84,7 @@ class Template(AsyncResource):
         env: Mapping[str, str] | None = None,
         seed: int | None = None,
         scaffold: bool = True,
+        record: ReplRecord | None = None,
     ) -> SandboxedRepl:
         """Return a new REPL. It is started when it is entered as a context manager.
 
@@ -94,7 +96,7 @@ class Template(AsyncResource):
             ```
 
         Args:
-            answer, tools, values, limits, env, seed, scaffold: As for `Sandbox.repl`.
+            answer, tools, values, limits, env, seed, scaffold, record: As for `Sandbox.repl`.
             context: Context of this REPL alone, if the template has none.
 
         Raises:
@@ -112,6 +114,7 @@ class Template(AsyncResource):
             context = Inherited(self._stored)
         given = None if context is NO_CONTEXT else context
         more: dict[str, Any] = {"values": values, "limits": limits, "env": env, "seed": seed, "scaffold": scaffold}
+        more["record"] = record
         return SandboxedRepl(self.bind_loop(), self._workers, given, answer, tools=tools, **more)
 
     async def _open(self) -> None:

@@ -133,16 +133,17 @@ STEALS = {
 
 
 @table("steals", STEALS)
-def test_context_socket_misuse_harms_only_itself(repl: SandboxedRepl, steals: str) -> None:
-    repl.add_context("one")
+def test_context_socket_misuse_harms_only_itself(sandbox: Sandbox, steals: str) -> None:
     around = "import array, os, socket\ns = socket.socket(fileno=7)\ntry:\n    {}\nfinally:\n    s.detach()"
-    repl.execute(around.format(STEALS[steals]))
-    assert repl.execute("context_1").stdout == "'one'\n"
-    repl.add_context("two")
-    repl.execute("context_2")
-    repl.execute("import os; os.kill(os.getpid(), 9)")
-    repl.add_context("three")
-    assert repl.execute("context_1, context_2, context_3").stdout == "('one', 'two', 'three')\n"
+    with sandbox.repl("first", limits=LIMITS.replace(max_replay_s=0)) as repl:
+        repl.add_context("one")
+        repl.execute(around.format(STEALS[steals]))
+        assert repl.execute("context_1").stdout == "'one'\n"
+        repl.add_context("two")
+        repl.execute("context_2")
+        repl.execute("import os; os.kill(os.getpid(), 9)")
+        repl.add_context("three")
+        assert repl.execute("context_1, context_2, context_3").stdout == "('one', 'two', 'three')\n"
 
 
 def test_stolen_context_fails_its_block(repl: SandboxedRepl) -> None:

@@ -24,7 +24,7 @@ LINES = (
     "za\u017c\xf3\u0142\u0107 g\u0119\u015bl\n",
     "\U0001f600 01234567890123\n",
 )
-LIMITS = Limits(memory_bytes=128 * MIB, interrupt_grace_s=0.5, max_repl_restarts=100)
+LIMITS = Limits(memory_bytes=128 * MIB, interrupt_grace_s=0.5, max_repl_restarts=100, max_replay_s=0)
 
 
 @pytest.fixture(scope="module", params=["strict", "standard", "process"])

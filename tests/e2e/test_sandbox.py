@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlm_broker.limits import Limits
+from rlm_broker.limits import Limits, ReplLimits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.init.usage_watch import SLOWEST_S
@@ -289,7 +289,7 @@ def test_seed_fixes_numbers_and_orders() -> None:
     with (
         Sandbox(seed=7, warm=0) as sandbox,
         sandbox.template(imports=["random", "numpy"]) as template,
-        template.repl() as repl,
+        template.repl(limits=ReplLimits(max_replay_s=0)) as repl,
     ):
         told.append(repl.execute(code).stdout)
         repl.execute("import os; os._exit(3)")

@@ -157,7 +157,7 @@ def test_value_given_once_is_the_codes_own(repl: SandboxedRepl) -> None:
     assert json.loads(repl.execute("rows.append(2); fixed = None; FINAL(rows)").final_answer or "") == [1, 2]
     assert repl.execute("rows, fixed").stdout == "([1, 2], [1])\n"
     repl.execute("import os; os.kill(os.getpid(), 9)")
-    assert repl.execute("rows, fixed").stdout == "([1], [1])\n"
+    assert repl.execute("rows, fixed").stdout == "([1, 2], [1])\n"
 
 
 def test_closed_repl_takes_no_tools_or_values(open_sandbox: Sandbox) -> None:

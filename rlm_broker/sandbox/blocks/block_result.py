@@ -27,7 +27,7 @@ from rlm_broker.values.validation import Unfit
 from sandbox_worker.wire import messages
 from sandbox_worker.wire.bounds import WATCHED, HeadTail, OutputBounds
 from sandbox_worker.wire.control import BROKEN, OUT_OF_MEMORY, Died, Exceeded, LastSeen, Written
-from sandbox_worker.wire.errors import ValueInvalid
+from sandbox_worker.wire.errors import FrameTooLarge, ValueInvalid
 from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, EncodedValue, Output, Result, Stream, Submit, Values
 from sandbox_worker.wire.mime import MimeType
 from sandbox_worker.wire.values import MAX_DECODED_VALUES, decode
@@ -401,6 +401,15 @@ def _unprinted(result: Result, output: BlockOutput) -> Unprinted:
     return Unprinted(Display(forms) if forms else None, *(text and output.bounded(text) for text in told))
 
 
+def unsent_block(code: str, error: Exception) -> Block:
+    """Return a block that was not sent: it is too long, or its code has a lone surrogate, as the compiler says."""
+    if isinstance(error, FrameTooLarge):
+        why = f"code and stdin are too long for a message: {error}; raise max_frame_bytes"
+    else:
+        why = f"UnicodeEncodeError: {error}"
+    return Block(code, "error", error=why)
+
+
 def killed_block(
     code: str,
     output: BlockOutput,
@@ -409,7 +418,7 @@ def killed_block(
     limit: str | None,
     execution_time: float,
     undone: int | None = None,
-    problem: str | None = None,
+    lost: str = "",
 ) -> Block:
     """Return a block whose REPL was killed.
 
@@ -418,12 +427,12 @@ def killed_block(
         seen: State of the REPL just before, as init saw it.
         limit: Name of the limit that was reached, or None.
         undone: Number of blocks whose variables are lost with the REPL, this one included; None for all of them.
-        problem: Reason why not all variables came back, as one clause; None if there is none to tell.
+        lost: Sentence on what has not come back, and why; empty if there is nothing to tell.
     """
     stdout, stderr = output.finish()
     sentence = sentence_of_death(why, seen)
-    if problem is not None and undone != 1:
-        sentence += f". {'No' if undone is None else 'Not all'} variables came back: {problem}"
+    if lost:
+        sentence += f". {lost}"
     return Block(
         code,
         "killed",

@@ -5,7 +5,9 @@ A note is an element of a list. Digests are made when the record is asked for, o
 """
 
 from collections import deque
+from collections.abc import Callable
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Final
 
 from rlm_broker.broker.transport.provisions import Provisions
@@ -112,21 +114,28 @@ class ReplRecorder:
     def given(self, more: Provisions, context: str | None = None) -> None:
         """Note tools and values that the REPL is given from its next block on, or the added context of this name."""
         tools, frames, again = more.parts()
-        self._add(sum(map(len, frames.values())), Given(tools, frames, again, context))
+        self._add(sum(map(len, frames.values())), lambda: Given(tools, frames, again, context))
 
-    def file(self, path: str, data: bytes | None) -> None:
-        """Note a file that the host has written, or removed."""
-        self._add(len(data or b""), HostFile(path, data))
+    def file(self, path: str, data: bytes | bytearray | memoryview | Path | None) -> None:
+        """Note a file that the host has written, or removed. A copy of a file of the host cannot be made again: it may
+        be another one by then."""
+        if isinstance(data, Path):
+            self.gap("a file of the host was copied into its scratch folder")
+        else:
+            self._add(
+                0 if data is None else memoryview(data).nbytes,
+                lambda: HostFile(path, None if data is None else bytes(data)),
+            )
 
     def gap(self, why: str) -> None:
         """Note something that cannot be done again, as a clause."""
         if not self.entries or not isinstance(self.entries[-1], Gap):
-            self._add(0, Gap(why))
+            self._add(0, lambda: Gap(why))
 
-    def _add(self, size: int, entry: Entry) -> None:
+    def _add(self, size: int, entry: Callable[[], Entry]) -> None:
         self._room -= size + ENTRY_BYTES
         if self._room >= 0:
-            self.entries.append(entry)
+            self.entries.append(entry())
         else:
             self._tidy()
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from rlm_broker.broker.transport.connection import refuse
 from rlm_broker.broker.transport.session import Wanted
 from rlm_broker.concurrency.deadline import to_its_end
-from rlm_broker.errors import FileRefused, ReplClosed, SandboxFailed
+from rlm_broker.errors import ContextRefused, FileRefused, ReplClosed, SandboxFailed
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.blocks import block_result
 from rlm_broker.sandbox.blocks.block import BlockRun
@@ -150,6 +150,21 @@ class Replays:
             recorder.cut(kept)
         return lost + 1 - self.replayed.blocks if is_on_top or self.replayed.blocks else None
 
+    def told(self, undone: int | None) -> str:
+        """Return a sentence on what has not come back of a killed REPL, and why; empty if all has.
+
+        Args:
+            undone: Number of blocks whose variables are lost; None for all of them.
+        """
+        whys = [self.replayed.problem if self._limits.max_replay_s else None]
+        if undone is None and self._worker.checkpoints.problem is not None:
+            whys.insert(0, f"there was no checkpoint, since {self._worker.checkpoints.problem}")
+        why = "; ".join(filter(None, whys))
+        if why:
+            return f"{'No variables' if undone is None else 'Not all variables'} came back: {why}"
+        has_lost_files = self.replayed.blocks and self._worker.has_new_folder
+        return "Files that the killed block wrote are gone" if has_lost_files else ""
+
     async def _obstacle(self, entries: Sequence[Entry], is_on_top: bool) -> str | None:
         """Return why blocks are not run again, as a clause; None if they are."""
         most_s = self._limits.max_replay_s
@@ -190,11 +205,11 @@ class Replays:
             self._worker.connection.on_answered = _ignore
         for entry in entries:
             if isinstance(entry, RecordedBlock) and problem is None:
-                entry, problem = (entry, why) if done == most else await self._block(entry)
+                ran, problem = (None, why) if done == most else await self._block(entry)
                 if self._worker.connection is None:
                     break
-                if problem is None or entry.outcome or entry.problem:
-                    kept.append(entry)
+                if ran is not None:
+                    kept.append(ran)
                 done += problem is None
             elif isinstance(entry, Gap):
                 problem = problem or entry.why
@@ -205,22 +220,26 @@ class Replays:
 
     async def _give(self, entry: Given | HostFile) -> str | None:
         """Give the REPL what it was given; return why that cannot be done, as a clause."""
-        if isinstance(entry, Given):
-            return await self._worker.give(entry)
         try:
+            if isinstance(entry, Given):
+                return await self._worker.give(entry)
             await self._write(entry.path, entry.data)
-        except FileRefused as refused:
+        except (FileRefused, ContextRefused) as refused:
             return str(refused)
         return None
 
-    async def _block(self, recorded: RecordedBlock) -> tuple[RecordedBlock, str | None]:
-        """Run one block; return what the record has of it now, and why the replay ends with it, as a clause."""
+    async def _block(self, recorded: RecordedBlock) -> tuple[RecordedBlock | None, str | None]:
+        """Run one block.
+
+        Returns:
+            The block as the record has it now, None if it did not run; and why the replay ends with it, as a clause.
+        """
         which = f"block {recorded.number}"
         left_s = self._ends_at - time.monotonic()
         if recorded.problem is not None:
-            return recorded, f"{which} {recorded.problem}"
+            return None, f"{which} {recorded.problem}"
         if left_s <= 0 or self._is_over:
-            return recorded, f"max_replay_s = {self._limits.max_replay_s:g} s were over before {which}"
+            return None, f"max_replay_s = {self._limits.max_replay_s:g} s were over before {which}"
         connection = self._worker.connection
         assert connection is not None
         if recorded.number:
@@ -237,12 +256,12 @@ class Replays:
         try:
             result = await run.result(recorded.code, wanted)
         except FrameTooLarge as error:
-            return recorded, f"{which} is too long for a message: {error}"
+            return None, f"{which} is too long for a message: {error}"
         finally:
             self._run = None
         if result is None:
             await self._worker.end_repl()
-            return recorded, f"{which} was killed when it ran again: {run.killed_because}"
+            return None, f"{which} was killed when it ran again: {run.killed_because}"
         self._worker.checkpoints.block_ended(wanted, run.clock.used_s(time.monotonic()))
         block = block_result.ended_block(recorded.code, output, result, run.limit, wanted, None, 0.0)
         if run.has_asked:

@@ -13,7 +13,7 @@ from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, ReplClosed
 from rlm_broker.events.event import BlockEnded, BlockPrinted, BlockStarted, Event, Replied, TreeEvents
-from rlm_broker.limits import Limits
+from rlm_broker.limits import Limits, ReplLimits
 from rlm_broker.results import Block, ChatMessage, Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run import reply
@@ -300,7 +300,7 @@ async def test_blocks_per_run_are_bounded(open_sandbox: Sandbox) -> None:
 
 
 async def test_draft_is_kept_until_withdrawn_and_through_a_kill(open_sandbox: Sandbox) -> None:
-    async with open_sandbox.repl() as repl:
+    async with open_sandbox.repl(limits=ReplLimits(max_replay_s=0)) as repl:
         progress = Progress()
         actions = ReplyActions(repl, Limits(), NO_EVENTS, progress)
         await actions.act(1, "so far\n```repl\nanswer['content'] = 'a draft'\n```", [])

@@ -86,7 +86,7 @@ def test_shared_context_is_decoded_once(stored: bool) -> None:
 
 def test_changes_to_a_shared_context_stay_in_the_repl() -> None:
     """A killed REPL, and one whose init was killed, has the context again."""
-    with Sandbox(Limits(interrupt_grace_s=0.1), warm=0) as sandbox:
+    with Sandbox(Limits(interrupt_grace_s=0.1, max_replay_s=0), warm=0) as sandbox:
         places(sandbox, OBJECTS)
         others = living_below()
         with sandbox.repl(OBJECTS) as one:
