@@ -375,8 +375,7 @@ class RLM(AsyncResource):
         """Go on with a run that was stopped, has failed or was killed, from its trace: a handle on a further run.
 
         That run begins after the last whole turn of the trace, with its conversation and its variables: its REPL runs
-        the blocks again, whose calls are answered from the trace and cost nothing. What the first run has used counts
-        for the limits and the usage of this one. Read a long trace in a thread.
+        the blocks again, whose calls are answered from the trace. What the first run has used counts for this one.
 
         Example:
             ```python
@@ -389,9 +388,8 @@ class RLM(AsyncResource):
         Args:
             trace: Trace with the run; of several runs, the last that has not answered. If the run has gone on from
                 another one itself, also the trace of that one, before its own.
-            context: The same context again.
-            question: Question; None takes that of the trace.
-            model, limits, output_type, tools, on_event: As for `start`. Limits may be higher than those of the run.
+            context, question: Those of the trace again; the question may be left out.
+            model, limits, output_type, tools, on_event: As for `start`.
 
         Raises:
             ConfigurationError: A trace cannot be read, or lacks what is needed; or an argument cannot be used. An error
@@ -400,8 +398,8 @@ class RLM(AsyncResource):
         if self._engine.keeps_repl:
             raise ConfigurationError("a persistent RLM cannot go on from a trace: make another RLM for it")
         self._engine.refuse_recording("go on from a trace")
-        named = [trace] if isinstance(trace, str | PathLike) else trace
-        earlier = from_trace([Path(each) for each in named])
+        traces = [trace] if isinstance(trace, str | PathLike) else trace
+        earlier = from_trace([*map(Path, traces)])
         asked = self._asked(context, earlier.its_question(question), output_type, model, limits, None)
         earlier.require_turns(asked.limits.iterations(0), asked.limits.max_blocks)
         request = replace(
@@ -447,11 +445,9 @@ class RLM(AsyncResource):
             RunFailed: All runs have failed; the error is the first one's.
         """
         try:
+            more: Any = {"scorer": scorer, "after_turn": after_turn, "output_type": output_type, "limits": limits}
             event_loop = self._engine.run_loop or EventLoopRef.background()
-            asked = self.abest_of(
-                n, context, question, scorer=scorer, after_turn=after_turn, output_type=output_type, limits=limits
-            )
-            return event_loop.run(asked)
+            return event_loop.run(self.abest_of(n, context, question, **more))
         except RlmBrokerError as error:
             raise plainly(error) from error.__cause__
 

@@ -188,10 +188,12 @@ class _Retold:
 
     Attributes:
         progress: Progress of the run: at first that of the turns which it has taken over itself.
+        is_whole: Whether the events have all of its turns and of their conversation.
     """
 
     def __init__(self, progress: Progress, spent: Spent) -> None:
         self.progress = progress
+        self.is_whole = True
         self._entries: list[Entry] = [] if progress.record is None else progress.record.entries
         self._answers = defaultdict[int, list[tuple[bytes, Slot]]](list)
         self._asking: dict[int | str, tuple[int, bytes]] = {}
@@ -223,7 +225,10 @@ class _Retold:
             case BlockEnded(depth=0) if not self._is_over:
                 self._blocks.append(event.outcome)
                 self._record(event)
-            case IterationStarted(depth=0) | RunEnded(depth=0, limit="max_consecutive_errors"):
+            case IterationStarted(depth=0):
+                self._end_turn()
+                self.is_whole &= event.number == len(self.progress.trajectory) + 1 and self._has_conversation()
+            case RunEnded(depth=0, limit="max_consecutive_errors"):
                 self._end_turn()
 
     def _asked(self, event: CallStarted) -> None:
@@ -253,7 +258,7 @@ class _Retold:
         if prompt is None or event.error is not None:
             return
         said = ChatMessage("assistant", event.response if event.response.strip() else EMPTY_REPLY)
-        if prompt != SUMMARISE:
+        if prompt != SUMMARISE or len(progress.messages) < 2:
             progress.messages.append(said)
             return
         opening = (progress.replaced or progress.messages)[1].content
@@ -312,6 +317,12 @@ class _Retold:
         if slot is not None:
             self._answers[block].append((key, slot))
 
+    def _has_conversation(self) -> bool:
+        roles = [message.role for message in self.progress.messages]
+        wanted = ["system", *itertools.islice(itertools.cycle(("user", "assistant")), max(0, len(roles) - 1))]
+        replies = roles.count("assistant") + sum(message.role == "assistant" for message in self.progress.replaced)
+        return roles in ([], wanted) and replies >= len(self.progress.trajectory)
+
     def _end_turn(self) -> None:
         if self._reply is not None:
             progress = self.progress
@@ -353,6 +364,8 @@ def from_trace(paths: Sequence[Path]) -> Earlier:
             f"the run of {where} was in a persistent REPL: its trace lacks the variables before it"
         )
     retold = _retold(left[-1], trees, roots)
+    if not retold.is_whole:
+        raise ConfigurationError(f"{where} is not whole: it lacks lines of its run, which so cannot go on")
     turns = len(retold.progress.trajectory)
     progress = first_turns(retold.progress, turns, retold.record)
     question = None if facts.get("is_task") else started.question

@@ -205,6 +205,11 @@ def test_trace_that_cannot_be_gone_on_from_is_refused_in_one_sentence(runs: Runs
     answered = runs.trace(scripted(CODES), lambda rlm: rlm.completion("text", QUESTION))
     lines = [json.loads(line) for line in failed.read_text().splitlines()]
     old = runs.folder / "old.jsonl"
+    holes = []
+    for number, event in enumerate(("replied", "call_started", "call_ended")):
+        gone = next(at for at, line in enumerate(lines) if line["event"] == event)
+        holes.append(runs.folder / f"hole{number}.jsonl")
+        holes[-1].write_text("".join(f"{json.dumps(line)}\n" for at, line in enumerate(lines) if at != gone))
     del lines[0]["metadata"]["context"]
     old.write_text("\n".join(map(json.dumps, lines)) + "\n")
 
@@ -218,6 +223,7 @@ def test_trace_that_cannot_be_gone_on_from_is_refused_in_one_sentence(runs: Runs
     for call, sentence in (
         (lambda: rlm.resume(answered, "text"), "there is no run to go on from in .*: none has begun"),
         (lambda: rlm.resume(old, "text"), "does not say what its run was about"),
+        *((lambda hole=hole: rlm.resume(hole, "text"), "is not whole: it lacks lines of its run") for hole in holes),
         (lambda: rlm.resume(runs.folder / "none.jsonl", "text"), "cannot read .*none.jsonl"),
         (lambda: rlm.resume([], "text"), "name a trace to go on from"),
         (lambda: rlm.resume(failed, "text", "Another question?"), "has the question there"),
