@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     from rlm_broker.limits import ReplLimits as ReplLimits
     from rlm_broker.limits import RunLimits as RunLimits
     from rlm_broker.nodes.ray_cluster import RayCluster as RayCluster
+    from rlm_broker.results import BestOf as BestOf
     from rlm_broker.results import Block as Block
     from rlm_broker.results import BlockStatus as BlockStatus
     from rlm_broker.results import Call as Call
@@ -116,6 +117,7 @@ if TYPE_CHECKING:
     from rlm_broker.rlm import RLM as RLM
     from rlm_broker.run.answers import Budget as Budget
     from rlm_broker.run.answers import ReplAnswers as ReplAnswers
+    from rlm_broker.run.branches import Scorer as Scorer
     from rlm_broker.run.lm_handler import LMHandler as LMHandler
     from rlm_broker.run.persistent_repl import PersistentRepl as PersistentRepl
     from rlm_broker.run.prompts.instructions import Instructions as Instructions
@@ -219,10 +221,11 @@ _MODULES = {
     "events.trace": "TraceWriter trace_line",
     "limits": "BatchLimits Limits ReplLimits RunLimits",
     "nodes.ray_cluster": "RayCluster",
-    "results": "Block BlockStatus Call ChatMessage ChildTrace Completion ContextInfo FileEntry Isolation Iteration "
-    "PostMortem Role Variable",
+    "results": "BestOf Block BlockStatus Call ChatMessage ChildTrace Completion ContextInfo FileEntry Isolation "
+    "Iteration PostMortem Role Variable",
     "rlm": "RLM",
     "run.answers": "Budget ReplAnswers",
+    "run.branches": "Scorer",
     "run.lm_handler": "LMHandler",
     "sandbox.mcp_tools": "McpTools",
     "run.persistent_repl": "PersistentRepl",

@@ -467,6 +467,8 @@ class Completion(Presentable, Generic[T]):
         messages: Conversation with the root model.
         prompt: Context, if it is text of at most 65,536 characters, else None.
         root_prompt: Question, as it was given.
+        earlier_turns: Turns taken over from the run that it goes on from; `iterations` and `trajectory` have them, too.
+            After `resume`, the usage has what that run had used.
     """
 
     response: str | None
@@ -486,6 +488,7 @@ class Completion(Presentable, Generic[T]):
     prompt: str | None = None
     root_prompt: str | None = None
     context: ContextInfo | None = None
+    earlier_turns: int = 0
 
     @property
     def answer(self) -> str:
@@ -530,3 +533,30 @@ class Completion(Presentable, Generic[T]):
     def to_json(self) -> str:
         """Return `to_dict` as JSON text."""
         return as_json(self.to_dict())
+
+
+@dataclass(frozen=True, slots=True)
+class BestOf(Generic[T]):
+    """Outcome of `RLM.best_of`: the chosen completion, beside those of the other runs.
+
+    Example:
+        ```python
+        best = rlm.best_of(3, "a", "How many?")
+        print(best.chosen.response, best.votes, len(best.runs))  # 2 3 3
+        ```
+
+    Attributes:
+        chosen: The completion of the most frequent answer, or of the best score.
+        runs: Completion or error of each run. Between runs that have shared a prefix, the first has paid for it.
+        votes: Number of runs with an equal answer; 0 if none has an answer.
+    """
+
+    chosen: Completion[T]
+    runs: tuple[Completion[T] | Exception, ...]
+    votes: int
+
+    @property
+    def usage(self) -> Usage:
+        """Usage of all runs together; a failed one's is what it had used."""
+        usages = [each.usage_summary.total for each in self.runs if hasattr(each, "usage_summary")]
+        return sum(usages, Usage())

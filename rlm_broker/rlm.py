@@ -1,8 +1,10 @@
 """The front door: `RLM`. It composes all other packages."""
 
 import inspect
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack, overload
 
 from msgspec.structs import replace
@@ -16,7 +18,9 @@ from rlm_broker.errors import ConfigurationError, RlmBrokerError, plainly, requi
 from rlm_broker.events.callback import Callback
 from rlm_broker.events.event import Emit, Event
 from rlm_broker.limits import BatchLimits, Limits, ReplLimits, RunLimits
-from rlm_broker.results import Completion, T
+from rlm_broker.results import BestOf, Completion, T
+from rlm_broker.run.branches import Scorer, best_of
+from rlm_broker.run.earlier import from_trace
 from rlm_broker.run.engine import Engine
 from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.run.output_type import OutputType
@@ -355,6 +359,113 @@ class RLM(AsyncResource):
             repl=repl,
         )
         return self._engine.start(request, is_followed=True, outlives_caller=True)
+
+    def resume(
+        self,
+        trace: FilePath | Sequence[FilePath],
+        context: object,
+        question: str | None = None,
+        *,
+        model: Given | None = None,
+        limits: RunLimits | ReplLimits | None = None,
+        output_type: Any = None,
+        tools: Tools | Mapping[str, Any] | None = None,
+        on_event: Emit | None = None,
+    ) -> Run[Any]:
+        """Go on with a run that was stopped, has failed or was killed, from its trace: a handle on a further run.
+
+        That run begins after the last whole turn of the trace, with its conversation and its variables: its REPL runs
+        the blocks again, whose calls are answered from the trace. What the first run has used counts for this one.
+
+        Example:
+            ```python
+            with TraceWriter("first.jsonl") as trace:
+                rlm = RLM("offline", limits=Limits(max_iterations=1), on_event=trace)
+                rlm.completion(Path("report.txt"), "Which pump was repaired?")
+            print(RLM("offline").resume("first.jsonl", Path("report.txt")).result().earlier_turns)  # 1
+            ```
+
+        Args:
+            trace: Trace with the run; of several runs, the last that has not answered. If the run has gone on from
+                another one itself, also the trace of that one, before its own.
+            context, question: Those of the trace again; the question may be left out.
+            model, limits, output_type, tools, on_event: As for `start`.
+
+        Raises:
+            ConfigurationError: A trace cannot be read, or lacks what is needed; or an argument cannot be used. An error
+                of another context is raised by the run.
+        """
+        if self._engine.keeps_repl:
+            raise ConfigurationError("a persistent RLM cannot go on from a trace: make another RLM for it")
+        self._engine.refuse_recording("go on from a trace")
+        traces = [trace] if isinstance(trace, str | PathLike) else trace
+        earlier = from_trace([*map(Path, traces)])
+        asked = self._asked(context, earlier.its_question(question), output_type, model, limits, None)
+        earlier.require_turns(asked.limits.iterations(0), asked.limits.max_blocks)
+        request = replace(
+            asked,
+            tools=asked.tools if tools is None else tools if isinstance(tools, Tools) else Tools(tools),
+            receivers=(*asked.receivers, *_receivers(on_event)),
+            tells_text=True,
+            earlier=earlier,
+        )
+        return self._engine.start(request, is_followed=True, outlives_caller=True)
+
+    def best_of(
+        self,
+        n: int,
+        context: object,
+        question: str | None = None,
+        *,
+        scorer: Scorer | None = None,
+        after_turn: int = 0,
+        output_type: Any = None,
+        limits: RunLimits | ReplLimits | None = None,
+    ) -> BestOf[Any]:
+        """Answer a question by `n` runs at the same time, and choose one answer. The limits hold for all together.
+
+        Without a scorer, the most frequent answer is chosen; of equally frequent ones, the earliest run's. Answers are
+        equal if their values are, with an `output_type`; else if their texts are, but for case and white space. Each
+        run has its own events, so a trace and the viewer show all of them.
+
+        Example:
+            ```python
+            best = rlm.best_of(3, Path("report.txt"), "How many pumps were repaired?", output_type=int)
+            print(best.chosen.parsed, f"{best.votes} of {len(best.runs)}")  # 2 3 of 3
+            ```
+
+        Args:
+            n: Number of runs, 1 to 256.
+            context, question, output_type, limits: As for `completion`.
+            scorer: Function from a completion to a number; the greatest one wins. A plain function runs in a thread.
+            after_turn: Turns that the runs share: the first run takes them, and the others branch from it.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+            RunFailed: All runs have failed; the error is the first one's.
+        """
+        try:
+            more: Any = {"scorer": scorer, "after_turn": after_turn, "output_type": output_type, "limits": limits}
+            event_loop = self._engine.run_loop or EventLoopRef.background()
+            return event_loop.run(self.abest_of(n, context, question, **more))
+        except RlmBrokerError as error:
+            raise plainly(error) from error.__cause__
+
+    async def abest_of(
+        self,
+        n: int,
+        context: object,
+        question: str | None = None,
+        *,
+        scorer: Scorer | None = None,
+        after_turn: int = 0,
+        output_type: Any = None,
+        limits: RunLimits | ReplLimits | None = None,
+    ) -> BestOf[Any]:
+        """Choose one answer of several runs as `best_of` does, awaited. Cancelling it ends all runs."""
+        request = self._asked(context, question, output_type, None, limits, None)
+        event_loop = self._engine.run_loop or EventLoopRef.here()
+        return await event_loop.arun(best_of(self._engine, request, n, after_turn, scorer))
 
     def persistent_repl(self, limits: ReplLimits | None = None) -> PersistentRepl:
         """Return a REPL for several runs, one after the other: its variables stay from run to run.

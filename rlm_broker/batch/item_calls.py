@@ -13,8 +13,6 @@ when it was paid, so the limits of a run hold over all processes. `replayed` say
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 
-import msgspec
-
 from rlm_broker.batch.journal import AnsweredCall
 from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.client_queue import OnRetry
@@ -23,9 +21,6 @@ from rlm_broker.broker.clients.recording import request_digests
 from rlm_broker.results import Call, ChatMessage
 from rlm_broker.usage import Tally, Usage, UsageSummary
 from rlm_broker.values.remembered import Remembered
-
-SAMPLE_STEP = 1 << 20
-"""Distance of the numbers of an item's samples in `LMRequest.sample`, so that a cache answers each of them anew."""
 
 
 class Turns:
@@ -113,7 +108,7 @@ class ItemCalls:
     ) -> Call:
         """Make one call, as `Broker.complete` does, unless it was paid before."""
         if self._sample:
-            request = msgspec.structs.replace(request, sample=request.sample + self._sample * SAMPLE_STEP)
+            request = request.in_sample(self._sample)
         (key,) = await request_digests([request])
         if (call := self._answers.take(key)) is not None:
             self.replayed += call.usage

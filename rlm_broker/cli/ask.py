@@ -11,28 +11,33 @@ from typing import Any, NoReturn
 import click
 
 from rlm_broker.broker.models.models import Models
+from rlm_broker.cli import signals
 from rlm_broker.cli.chat import AskedBefore, last_asked
 from rlm_broker.cli.composition import models_of, rlm_of
 from rlm_broker.cli.failures import fail
 from rlm_broker.cli.models import say_stand_in
 from rlm_broker.cli.parameters import exists, is_folder
-from rlm_broker.cli.settings.settings import Settings, assigned
+from rlm_broker.cli.settings.settings import BUILT_IN, Settings, assigned
 from rlm_broker.cli.settings.user_files import schema_of
 from rlm_broker.cli.sources import STDIN, stored
 from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
 from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled, RunFailed
-from rlm_broker.events.event import Emit, all_of
+from rlm_broker.events.event import Emit, RunStarted, all_of
 from rlm_broker.events.trace import TraceWriter
-from rlm_broker.results import Completion
+from rlm_broker.limits import Limits
+from rlm_broker.results import BestOf, Completion
+from rlm_broker.rlm import RLM
+from rlm_broker.values.text import jsonable
 from rlm_broker.values.words import counted
 from rlm_broker.watch.progress_line import ProgressLine
 from rlm_broker.watch.server import ControlSocket
+from rlm_broker.watch.trace_tree import Trace
 
 
 def run(
-    question: str,
+    question: str | None,
     paths: tuple[str, ...],
     *,
     go_on: bool,
@@ -45,14 +50,20 @@ def run(
     """Answer a question about paths, print the answer, and return the exit code.
 
     Args:
+        question: Question; with the option `resume` the first of the paths, since the trace has the question.
         go_on: Whether it goes on from the last question, and is about the same paths if none are named.
-        options: The trace, the recording and the settings.
+        options: The traces, the recording, the number of runs and the settings.
 
     Raises:
         ConfigurationError: Two options contradict each other, or a path, a setting or a file cannot be used.
         RunFailed: The run ended without an answer. What it used has been printed.
     """
-    question = question.encode(errors="replace").decode()  # bytes that are no UTF-8 came as lone surrogates
+    if options["resume"]:
+        question, paths = "", paths if question is None else (question, *paths)
+        _require_alone("resume", {**options, "continue": go_on}, ("continue", "best_of", "record", "replay"))
+    if options["best_of"] is not None:
+        _require_alone("best-of", options, ("record", "replay"))
+    question = (question or "").encode(errors="replace").decode()  # bytes that are no UTF-8 came as lone surrogates
     before = last_asked(paths) if go_on else AskedBefore(paths, [])
     if not before.paths and sys.stdin.isatty():
         raise click.UsageError("Missing argument 'PATH...': name files or folders, or pipe a text in.")
@@ -61,15 +72,16 @@ def run(
         with ExitStack() as stack:
             progress = None if quiet else stack.enter_context(closing(ProgressLine(sys.stderr, is_verbose=verbose)))
             sources = partial(stored, before.paths)
-            completion = _completion(before.with_question(question), before.paths, sources, progress, **options)
+            outcome = _completion(before.with_question(question), before.paths, sources, progress, **options)
     except (LimitReached, RunCancelled) as stopped:
         if stopped.partial_answer and not as_json:
             say(stopped.partial_answer)
         raise
+    completion = outcome.chosen if isinstance(outcome, BestOf) else outcome
     answer = completion.response if completion.parsed is None else json.dumps(completion.parsed, ensure_ascii=False)
     if answer is None:
         _fail_without_answer(completion, as_json=as_json)
-    _print(_in_json(completion) if as_json else answer, out)
+    _print(_in_json(completion, outcome) if as_json else answer, out)
     if sys.stderr.isatty():
         before.and_now(question, answer).remember()
     if completion.limit is None and not completion.is_stopped:
@@ -100,11 +112,15 @@ def _completion(
     trace: Path | None,
     record: Path | None,
     replay: Path | None,
+    best_of: int | None,
+    resume: tuple[Path, ...],
     **flags: Any,
-) -> Completion:
-    """Run the question, with the trace and the recording named by the options.
+) -> Completion | BestOf:
+    """Run the question, with the traces and the recording named by the options.
 
     Args:
+        best_of: Number of runs; None is one.
+        resume: Traces of the run to go on with; empty for a new run.
         sources: Reads the context.
         progress: Follows the run, and is closed when the run has ended. None is `--quiet`.
         flags: Settings.
@@ -113,7 +129,7 @@ def _completion(
     if replay is not None and any(given.get(name) for name in ("model", "sub_model", "base_url", "model_policy")):
         raise ConfigurationError("give either models or a recording to replay: it brings its own models")
     _require_fit(question, paths, {"trace": trace, "record": record, "replay": replay})
-    settings = Settings(given)
+    settings = _settings_like(resume[-1], given) if resume else Settings(given)
     schema = settings.path("output_type")
     output_type = None if schema is None else schema_of(schema)
     try:
@@ -135,14 +151,56 @@ def _completion(
             if progress is not None and replay is None:
                 with progress.paused():
                     say_stand_in("ask", settings)
-            completion = rlm.completion(context, question, output_type=output_type)
+            outcome = _answered(rlm, context, question, output_type, best_of, resume)
     except RunFailed as failed:
         if progress is not None:
             _say_used(failed)
         raise
     if progress is not None:
-        _say_used(completion)
-    return completion
+        _say_used(outcome)
+    return outcome
+
+
+def _answered(
+    rlm: RLM,
+    context: StoredContext,
+    question: str,
+    output_type: Any,
+    best_of: int | None,
+    resume: tuple[Path, ...],
+) -> Completion | BestOf:
+    if best_of is not None:
+        return rlm.best_of(best_of, context, question, output_type=output_type)
+    if not resume:
+        return rlm.completion(context, question, output_type=output_type)
+    run = rlm.resume(resume, context, output_type=output_type)
+    with signals.calling(run.cancel):
+        return run.result()
+
+
+def _settings_like(trace: Path, given: Mapping[str, Any]) -> Settings:
+    """Return the settings, with the models and limits of the last run of a trace where none are set."""
+    settings = Settings(given)
+    started = [event for event in Trace(trace) if isinstance(event, RunStarted) and not event.depth]
+    facts = dict(started[-1].metadata) if started else {}
+    limits, default = facts.get("limits") or {}, jsonable(Limits().to_dict())
+    kept = {name: limits[name] for name in default if limits.get(name) not in (None, default[name])}
+    blocks = kept.pop("max_blocks", None)
+    if blocks != Limits.from_dict(kept).max_blocks:  # else it follows from the turns
+        kept |= {"max_blocks": blocks} if blocks else {}
+    if not settings.names_model and facts.get("model"):
+        kept["model"] = facts["model"]
+        kept |= {"sub_model": facts["sub_model"]} if facts.get("sub_model") not in (None, facts["model"]) else {}
+    told = settings.all()
+    return Settings({name: value for name, value in kept.items() if told[name].source == BUILT_IN} | dict(given))
+
+
+def _require_alone(option: str, options: Mapping[str, Any], others: tuple[str, ...]) -> None:
+    """Refuse options that have no meaning beside another one."""
+    for name in others:
+        if options[name]:
+            other = name.replace("_", "-")
+            raise ConfigurationError(f"--{option} and --{other} cannot be combined: leave one of them out")
 
 
 @contextmanager
@@ -206,8 +264,11 @@ def _require_order(question: str, paths: tuple[str, ...]) -> None:
         raise ConfigurationError(f"{question} is a path: the question comes first, then what it is about")
 
 
-def _say_used(ended: Completion | RunFailed) -> None:
+def _say_used(ended: Completion | BestOf | RunFailed) -> None:
     """Print what a run took and used in one line, and a table by model and by depth if there are several."""
+    if isinstance(ended, BestOf):
+        say(f"{ended.votes} of {counted(len(ended.runs), 'run')} gave this answer, {ended.usage} in all", err=True)
+        ended = ended.chosen
     if not ended.execution_time:  # no run had begun
         return
     turns = counted(len(ended.trajectory), "turn")
@@ -222,9 +283,11 @@ def _say_used(ended: Completion | RunFailed) -> None:
         say(f"  {name:{width}}  {usage}", err=True)
 
 
-def _in_json(completion: Completion) -> str:
+def _in_json(completion: Completion, outcome: Completion | BestOf) -> str:
     """Return a completion as one JSON object, without the context and without the conversation, which a trace holds."""
     shown = completion.to_dict()
+    if isinstance(outcome, BestOf):
+        shown["best_of"] = {"runs": len(outcome.runs), "votes": outcome.votes}
     for each in (shown, *shown["child_traces"]):
         del each["messages"], each["trajectory"]
     del shown["prompt"]

@@ -76,15 +76,16 @@ ASK = LazyCommand(
     "ask",
     """Ask QUESTION about files, folders or globs. Without any, or with -, it is about stdin.
 
-    The answer goes to stdout, all else to stderr.
+    The answer goes to stdout, all else to stderr. With --resume the trace has the QUESTION: give the PATHs alone.
 
     \b
     rlm-broker ask "Which service failed first?" logs/ -m openai/gpt-5-mini
     rlm-broker ask "Who signed it, and when?" contract.pdf -m ollama/qwen3:4b -v
+    rlm-broker ask --resume run.jsonl logs/ --limit max_budget_usd=2
     journalctl | rlm-broker ask "When did the disk fail?" --limit max_budget_usd=0.5
     """,
     (
-        click.Argument(["question"]),
+        click.Argument(["question"], required=False, metavar="QUESTION"),
         click.Argument(["paths"], nargs=-1, type=FILE, metavar="[PATH]..."),
         "Often",
         *MODELS,
@@ -95,12 +96,14 @@ ASK = LazyCommand(
         QUIET,
         "Answer",
         Option("-o --out", "FILE", "Write the answer to a file, too.", type=PATH),
+        Option("--best-of", "N", "Answer N times; print the most frequent answer.", type=click.IntRange(1, 256)),
         JSON,
         _output_type("A JSON Schema of the answer, which is printed as JSON."),
         SYSTEM,
         TOOLS,
         "Keep",
         Option("--trace", "FILE", "Write all events to a new file, as JSON lines.", type=PATH),
+        Option("--resume", "TRACE", "Go on with its run, about the same PATHs.", type=PATH, multiple=True),
         Option("--record", "FILE", "Write all model calls to a new file.", type=PATH),
         Option("--replay", "FILE", "Take replies from such a file; no model is called.", type=PATH),
         "Sandbox",

@@ -35,6 +35,7 @@ MEANT: Final = {
     "max-cost": "--limit max_budget_usd=1",
     "tokens": "--limit max_tokens=100000",
     "memory": "--limit memory_bytes=512MB",
+    "samples": "--best-of 5",
     "turns": "--limit max_iterations=20",
     "depth": "--max-depth",
     "file": "a path behind the question",
@@ -279,7 +280,14 @@ class RunsGroup(Group):
 
 def require_paths(parameters: dict[str, Any]) -> None:
     """End the command if a path to ask about does not exist. The imports for a run take half a second."""
-    for path in parameters["paths"] if not exists(parameters["question"]) else ():
+    question, paths = parameters["question"], parameters["paths"]
+    if parameters["resume"]:
+        paths = paths if question is None else (question, *paths)
+    elif question is None:
+        raise click.UsageError("Missing argument 'QUESTION'.")
+    elif exists(question):
+        return
+    for path in paths:
         if re.fullmatch(r"[\w ./+-]*[\w/]", path) and not os.path.lexists(path):  # no pattern, address or odd character
             fail("ask", "context", f"{path} does not exist", 2, as_json=parameters["as_json"])
 

@@ -81,12 +81,18 @@ class RunStarted(EventOfRun, frozen=True):
         model: Name of the run's model.
         metadata: Models, limits, versions and context of the root run, without secrets; empty for a child.
         block: Block of the parent run that started a child; 0 for the root.
+        branch_of: Id of the tree whose root run it goes on from; empty for a run that begins anew.
+        after_turn: Number of the turns of that run that came before.
+        is_resumed: Whether it goes on in place of that run, so that it has paid for what that run has used.
     """
 
     question: str | None
     model: str
     metadata: Mapping[str, Any]
     block: int = 0
+    branch_of: str = ""
+    after_turn: int = 0
+    is_resumed: bool = False
 
 
 class ReplReady(EventOfRun, frozen=True):

@@ -241,7 +241,8 @@ def _milestone(event: Event) -> str | None:
     """Return a title for what goes well."""
     match event:
         case RunStarted():
-            return f"run {event.run} with {event.model}"
+            goes_on = f", after turn {event.after_turn} of another run" if event.branch_of else ""
+            return f"run {event.run} with {event.model}{goes_on}"
         case ReplReady(isolation=isolation):
             layers = f"isolation {isolation.level} ({len(isolation.layers)} layers)"
             return f"REPL ready in {event.duration_s * 1e3:.0f} ms, {layers}"

@@ -194,6 +194,7 @@ class TreeCalls:
         replay: Recording that is replayed; None for a run with models.
         routing: Picks the client of each call; None takes the routing of the handler.
         tells_text: Whether `CallText` events carry the pieces of a reply as they come.
+        sample: Number of the tree among the branches of a run, from 1; 0 for a tree of its own.
 
     Attributes:
         paid: Answered calls of its blocks.
@@ -209,8 +210,10 @@ class TreeCalls:
         replay: "Recording | None" = None,
         routing: Routing | None = None,
         tells_text: bool = False,
+        sample: int = 0,
     ) -> None:
         self._handler = handler
+        self._sample = sample
         self.routing = routing or handler.routing
         self._ledger = ledger
         self._events = events
@@ -397,6 +400,8 @@ class TreeCalls:
 
     async def _call(self, caller: Caller, request: LMRequest, batch: _Batch | None = None) -> Call:
         client = self.routing.pick_for_code(request.model, caller.depth)
+        if self._sample:
+            request = request.in_sample(self._sample)
         if not request.is_loop and request.chars > SMALL_CHARS:
             await require_fit(client, request, is_exact=not self.is_recorded)  # before the provider is paid
         if self.paid.remembered and caller.depth and (call := await self.paid.take(request)) is not None:

@@ -74,7 +74,7 @@ class Conversation:
         The cap is halved step by step, and all messages above it are cut to it. The tokens of a cut message are
         estimated from its share of characters: counting each again would call the tokenizer once for each step.
         """
-        messages = self._progress.messages
+        messages = self._progress.messages = [*self._progress.messages]  # marks of earlier turns have the uncut ones
         before = {each: str(messages[each].content) for each in which if only_role in (None, messages[each].role)}
         counted = {each: self._counted.get(text) or estimated(text) for each, text in before.items()}
         cap = max(map(len, before.values()), default=0)

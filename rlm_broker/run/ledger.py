@@ -51,6 +51,14 @@ class Hold(Struct, frozen=True, eq=False):
     above: "Hold | None" = None
 
 
+class Spent(Struct, frozen=True):
+    """Means that a run had used before it goes on: calls, children, and usage by model and depth."""
+
+    calls: int = 0
+    children: int = 0
+    usage: Mapping[tuple[str, int], Usage] = {}
+
+
 NOTHING = Hold(0, 0)
 """Hold of every call if neither tokens nor money are bounded: no means are set aside then."""
 
@@ -60,6 +68,7 @@ class Ledger:
 
     Args:
         above: Ledger of several trees; every count here is made there, too.
+        name: Name of this tree there, before those of its runs. So the usage of a run there has not what is used here.
 
     Attributes:
         calls: Language model calls so far, with the open ones.
@@ -67,9 +76,10 @@ class Ledger:
         has_bounded_means: Whether tokens or money have a limit, here or above. If so, each call must `hold`.
     """
 
-    def __init__(self, limits: Limits, above: "Ledger | None" = None) -> None:
+    def __init__(self, limits: Limits, above: "Ledger | None" = None, name: str = "") -> None:
         self.limits = limits
         self._above = above
+        self._name = name
         self._is_bounded = not (limits.max_tokens is None and limits.max_budget_usd is None)
         self.has_bounded_means: bool = self._is_bounded or (above is not None and above.has_bounded_means)
         self.calls = 0
@@ -171,7 +181,8 @@ class Ledger:
         If the client counted no tokens, `max_tokens` counts an estimate. The estimate is not part of any usage.
         """
         if self._above is not None:
-            self._above.settle(hold, run, model, depth, usage, output_chars)  # `release` below gives back its hold, too
+            # `release` below gives back its hold, too
+            self._above.settle(hold, f"{self._name}{run}", model, depth, usage, output_chars)
         self._usage[run, model, depth].add(usage)
         if not self.has_bounded_means:  # no means were set aside, and no call will ask what is left
             return
@@ -204,6 +215,14 @@ class Ledger:
         self._cost_usd += usage.total_cost or 0.0
         if usage.total_cost is None and usage.total_calls:
             self._unpriced = self._unpriced or model
+
+    def go_on(self, spent: Spent, run: str) -> None:
+        """Begin with what was spent before: it counts as usage of `run`, too."""
+        self.calls += spent.calls
+        self.children += spent.children
+        for (model, depth), usage in spent.usage.items():
+            self._usage[run, model, depth].add(usage)
+            self.add_earlier(model, usage)
 
     # -- what there is -----------------------------------------------------------------------------------------------
 

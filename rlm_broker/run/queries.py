@@ -138,6 +138,7 @@ def open_run(
     tools: Tools,
     output_type: OutputType | None = None,
     persistent_repl: PersistentRepl | None = None,
+    progress: Progress | None = None,
 ) -> Runner:
     """Compose one run: its loop, and the answers to its REPL. The root is made of the same parts as each child.
 
@@ -145,8 +146,9 @@ def open_run(
         began: `time.monotonic()` at the beginning of its time.
         parent_ends_at: `time.monotonic()` at the end of its parent's time; None is never.
         persistent_repl: A REPL for several runs; None opens one for this run.
+        progress: Earlier turns, from which the run goes on; None begins anew.
     """
-    progress = Progress()
+    progress = Progress() if progress is None else progress
     limit_s: float | None = getattr(tree.limits, caller.time_limit)
     ends_at = smaller(parent_ends_at, None if limit_s is None else began + limit_s)
     answer = QueryAnswers(tree, caller, ends_at, tools, progress).handler()

@@ -87,7 +87,7 @@ class ReplyActions:
                 return ReplyAnswer(blocks[-1].final_answer), ()
             if blocks[-1].status == "killed":
                 break
-        skipped = _skipped(parsed, blocks)
+        skipped = blocks_not_run(parsed, blocks)
         if isinstance(parsed.final, FinalText):
             is_guess = not blocks or bool(skipped) or any(map(_tells_something, blocks))
             return ReplyAnswer(parsed.final.text, is_guess), (*parsed.not_run, *skipped)
@@ -126,8 +126,7 @@ class ReplyActions:
         self._display_bytes += sum(sys.getsizeof(data) for each in block.displays for data in each.data.values())
         if self._display_bytes > MAX_DISPLAYS_BYTES:
             block = without_displays(block, omitted=len(block.displays))
-        if block.draft is not None or block.status in ("ok", "error", "exited"):
-            self._progress.draft = block.draft
+        self._progress.take_draft(block)
         return block
 
 
@@ -148,7 +147,7 @@ def _tells_something(block: Block) -> bool:
     return block.status != "ok" or bool(block.stdout or block.stderr or block.displays)
 
 
-def _skipped(parsed: ParsedReply, blocks: Sequence[Block]) -> list[NotRun]:
+def blocks_not_run(parsed: ParsedReply, blocks: Sequence[Block]) -> list[NotRun]:
     """Return what was not run: a lookup after a failure, the blocks after a killed one, and those past `max_blocks`."""
     was_killed = bool(blocks) and blocks[-1].status == "killed"
     names = [f"block {number}" for number in range(len(blocks) + 1, len(parsed.code) + 1)]

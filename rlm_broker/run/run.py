@@ -2,8 +2,10 @@
 
 import asyncio
 import concurrent.futures
+import itertools
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self
 
@@ -25,17 +27,21 @@ class RunJob(Job[Completion]):
     Args:
         event_loop: Event loop of the work.
         work: Makes the coroutine of the answer from this job. It calls `begin`.
+        branches: Returns jobs of branches of this job, to be started, from their number and the turn before them.
         is_followed: Whether events are kept for `Run.events`.
 
     Attributes:
         id: Id of the run.
         log: Events of the run; None keeps none.
+        answering: Loop of the run; None before it begins.
+        samples: Numbers of its branches, from 1.
     """
 
     def __init__(
         self,
         event_loop: EventLoopRef,
         work: Callable[["RunJob"], Coroutine[Any, Any, Completion]],
+        branches: "Callable[[RunJob, int, int | None], list[RunJob]]",
         *,
         is_followed: bool = True,
     ) -> None:
@@ -43,7 +49,9 @@ class RunJob(Job[Completion]):
         self.id = secrets.token_hex(ID_BYTES)
         self.log = EventLog() if is_followed else None
         self.event_loop = event_loop
-        self._answering: Runner | None = None
+        self.branches = branches
+        self.samples = itertools.count(1)
+        self.answering: Runner | None = None
         self._stop_asked: asyncio.Future[None] | None = None
         self._wants_stop = False
         if (log := self.log) is not None:
@@ -68,15 +76,15 @@ class RunJob(Job[Completion]):
 
     def begin(self, answering: Runner) -> Runner:
         """Take the loop of the run before it begins, and stop it at once if `stop` was called earlier."""
-        self._answering = answering
+        self.answering = answering
         if self._wants_stop:
             answering.stop()
         return answering
 
     def hand_to(self, failure: RunFailed) -> None:
         """Put the partial results of the run into its error."""
-        if self._answering is not None:
-            self._answering.hand_to(failure)
+        if self.answering is not None:
+            self.answering.hand_to(failure)
 
     def cancelled(self) -> RunCancelled:
         """Return the error of the cancelled run, with its partial results."""
@@ -106,8 +114,8 @@ class RunJob(Job[Completion]):
         self._wants_stop = True
         if self._stop_asked is not None and not self._stop_asked.done():
             self._stop_asked.set_result(None)
-        if self._answering is not None:
-            self._answering.stop()
+        if self.answering is not None:
+            self.answering.stop()
 
 
 class Run(Generic[T]):
@@ -163,6 +171,41 @@ class Run(Generic[T]):
     def kept_chars(self) -> int:
         """Characters of the events in memory for `events`."""
         return 0 if self._job.log is None else self._job.log.chars
+
+    @property
+    def turns(self) -> int:
+        """Number of turns after which the run has gone on: `branch` may begin after each of them."""
+        answering = self._job.answering
+        return 0 if answering is None else max(answering.progress.marks, default=0)
+
+    def branch(self, n: int, after_turn: int | None = None) -> "list[Run[T]]":
+        """Start `n` runs that go on from this one, as it was after some of its turns.
+
+        Each has a copy of the conversation, a REPL in which the blocks of these turns were run again, and an `n`-th of
+        the calls, tokens and money that this run has left. What they use counts for its limits, too. A cache answers
+        each of them anew. Their context is read again, unless it is a `StoredContext`.
+
+        Example:
+            ```python
+            run = rlm.start("a", "How many?")
+            run.result()
+            print([each.result().response for each in run.branch(2, after_turn=0)])  # ['2', '2']
+            ```
+
+        Args:
+            n: Number of branches, 1 to 256.
+            after_turn: Number of turns that they take over; None takes all after which this run has gone on, so not the
+                one with the answer. With 0 they begin anew.
+
+        Raises:
+            ConfigurationError: An argument cannot be used, too little is left, or this run has no turns or no REPL of
+                its own, is recorded or is replayed. Errors of the context are raised by the branches.
+        """
+        event_loop, call = self._job.event_loop, partial(self._job.branches, self._job, n, after_turn)
+        jobs = call() if event_loop.is_here else event_loop.run(_called(call))  # where what they begin with changes
+        for job in jobs:
+            job.start()
+        return [job.handle for job in jobs]
 
     def stop(self) -> None:
         """End the run with its best answer so far: its completion has `is_stopped`.
@@ -254,3 +297,7 @@ class Run(Generic[T]):
             raise cancelled from None
         except RlmBrokerError as error:
             raise plainly(error) from error.__cause__
+
+
+async def _called(call: Callable[[], list[RunJob]]) -> list[RunJob]:
+    return call()

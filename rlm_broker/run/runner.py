@@ -44,10 +44,10 @@ from rlm_broker.concurrency.deadline import Late, StopRequested, T, within
 from rlm_broker.context.stored_context import StoredContext, beginning
 from rlm_broker.errors import LimitReached, ModelFailed, RunFailed, UnknownModel, ValueTooLarge
 from rlm_broker.events.event import IterationStarted, ReplReady, RunEnded
-from rlm_broker.results import Block, ChatMessage, Completion, Isolation, Iteration
+from rlm_broker.results import Block, ChatMessage, Completion, ContextInfo, Isolation, Iteration
 from rlm_broker.run.calls import Caller, in_words
 from rlm_broker.run.conversation import FEWEST_OLDER_CHARS, Conversation
-from rlm_broker.run.ledger import CAUTIOUS_CHARS_PER_TOKEN
+from rlm_broker.run.ledger import CAUTIOUS_CHARS_PER_TOKEN, Ledger
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl, as_values
 from rlm_broker.run.prompts.instructions import messages_to_send
@@ -60,13 +60,15 @@ from rlm_broker.run.prompts.messages import (
     SUMMARISE,
     Messages,
     after_summary,
+    not_replayed,
     typed_task,
     without_repl,
 )
 from rlm_broker.run.prompts.observation import first_of_many, most_shown, observation
 from rlm_broker.run.prompts.system import MEANS, Facts, fitting, rounded_down, system_prompt
-from rlm_broker.run.reply import ReplyActions, ReplyAnswer, read_reply
+from rlm_broker.run.reply import ReplyActions, ReplyAnswer, blocks_not_run, read_reply
 from rlm_broker.run.tree import Progress, Tree
+from rlm_broker.sandbox.blocks.record import ReplRecord
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.tools import Tools
 from rlm_broker.sandbox.workers.python_paths import WORTH_TELLING
@@ -95,7 +97,13 @@ class Runner:
         tools: Functions and values for its model code.
         output_type: Type of its answer; None takes any text.
         persistent_repl: A REPL for several runs; None opens one for this run.
+
+    Attributes:
+        context: Facts about its context, once it runs.
     """
+
+    context: ContextInfo
+    _repl: SandboxedRepl | None = None
 
     def __init__(
         self,
@@ -139,7 +147,7 @@ class Runner:
         self._limit: str | None = None
         self._kind = "answered"
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._earlier: list[ChatMessage] = []
+        self._earlier_turns = len(progress.trajectory)
         self.progress = progress
 
     async def run(self, context: StoredContext) -> Completion:
@@ -151,6 +159,7 @@ class Runner:
             OutputInvalid: The answer was not of the wanted type, after `max_output_retries` corrections.
             SandboxFailed: The sandbox itself broke.
         """
+        self.context = context.info
         limits, name = self._tree.limits, self._caller.time_limit
         limit_s: float | None = getattr(limits, name)
         left_s = None if limit_s is None else self._began + limit_s - time.monotonic()
@@ -175,6 +184,16 @@ class Runner:
         self._emit_ended(response)
         return completion
 
+    @property
+    def record(self) -> ReplRecord | None:
+        """Blocks that its REPL has run so far, also after its end; None before it has a REPL."""
+        return None if self._repl is None else self._repl.record
+
+    @property
+    def ledger(self) -> Ledger:
+        """Ledger of the tree."""
+        return self._tree.ledger
+
     def stop(self) -> None:
         """End the run with the best answer so far. Harmless after its end."""
         if not self._stop.done():
@@ -183,7 +202,7 @@ class Runner:
     @property
     def messages(self) -> tuple[ChatMessage, ...]:
         """The whole conversation so far, with what a summary replaced."""
-        return (*self._earlier, *self.progress.messages)
+        return (*self.progress.replaced, *self.progress.messages)
 
     def hand_to(self, failure: RunFailed) -> None:
         """Put the partial results of the run into its error."""
@@ -219,8 +238,8 @@ class Runner:
             values = {**values, self._task_name: self._caller.whole_task}
         if persistent is None:
             assert sandbox is not None
-            opened: Any = sandbox.repl(context, self._answer, tools=tools, values=values, limits=self._tree.limits)
-            opened.tree = self._tree.events.tree
+            more: Any = {"values": values, "limits": self._tree.limits, "record": self.progress.record}
+            opened: Any = sandbox.repl(context, self._answer, tools=tools, **more)
         else:
             opened = persistent.repl(context, self._answer, tools, values)
         async with opened as repl:
@@ -232,16 +251,20 @@ class Runner:
             if name != CONTEXT:
                 self._says = replace(self._says, context=name)
             opening = self._says.opening(context.info, start, name)
-            self._may_answer_unseen = self._caller.has_task_as_context or start.is_whole
+            goes_on = bool(self.progress.trajectory)
+            self._may_answer_unseen = self._caller.has_task_as_context or start.is_whole or goes_on
             if self._tree.instructions.prologue and not self._caller.depth:
                 opening = f"{self._tree.instructions.prologue}\n\n{opening}"
             self._opening = opening
-            self.progress.messages += [ChatMessage("system", self._system(name)), ChatMessage("user", opening)]
-            self._isolation = repl.isolation
+            if not goes_on:
+                self.progress.messages += [ChatMessage("system", self._system(name)), ChatMessage("user", opening)]
+            self._isolation, self._repl = repl.isolation, repl
             self._emit(ReplReady, repl.isolation, time.monotonic() - started)
             paid, run = self._tree.calls.paid, self._caller.run
             self._actions = ReplyActions(repl, self._tree.limits, self._emit, self.progress, paid, run)
             try:
+                if goes_on:
+                    await self._go_on(repl)
                 return await self._converse(repl)
             finally:
                 if persistent is not None:
@@ -253,9 +276,26 @@ class Runner:
             return said if isinstance(said, str) else said(self._caller.depth)
         return system_prompt(facts_of(self._tree, self._caller, self._tools, context_name), self._profile)
 
+    async def _go_on(self, repl: SandboxedRepl) -> None:
+        """Take up the conversation of earlier turns. A trace lacks the observation of the last turn of a limit."""
+        messages, last = self.progress.messages, self.progress.trajectory[-1]
+        if messages[-1].role == "assistant":
+            parsed = await read_reply(last.reply)
+            turns_left = self._tree.limits.iterations(self._caller.depth) - last.number
+            then = self._says.reminder(turns_left, self._scarce())
+            most = most_shown(self._tree.limits.max_observation_chars, self._window)
+            not_run = (*parsed.not_run, *blocks_not_run(parsed, last.blocks))
+            messages.append(ChatMessage("user", observation(last.blocks, not_run, most, then)))
+            self.progress.mark(last.number)
+        if self.progress.replaced:
+            self._provide_history(repl)
+        if (problem := repl.replayed.problem) is not None:
+            told = not_replayed(repl.replayed.blocks, self.progress.blocks, problem)
+            messages[-1] = ChatMessage("user", f"{messages[-1].content}\n\n{told}")
+
     async def _converse(self, repl: SandboxedRepl) -> str | None:
         turns = self._tree.limits.iterations(self._caller.depth)
-        for number in range(1, turns + 1):
+        for number in range(len(self.progress.trajectory) + 1, turns + 1):
             self.progress.turns_left = turns - number
             answer, blocks, not_run = await self._in_turn_time(self._turn(repl, number))
             self._require_words()
@@ -274,6 +314,8 @@ class Runner:
                 then = "\n\n".join([*hints, then])
             told = observation(blocks, not_run, most, then, has_answer=problem is not None)
             self.progress.messages.append(ChatMessage("user", told))
+            if not is_last:
+                self.progress.mark(number)
             self._count_errors(blocks)
             if is_last:
                 break
@@ -327,21 +369,26 @@ class Runner:
 
     async def _summarise(self, repl: SandboxedRepl) -> None:
         """Replace all messages but the last by the model's own summary. `history` in the REPL keeps all of them."""
-        last = self.progress.messages.pop()
-        self.progress.messages.append(ChatMessage("user", SUMMARISE))
+        last = self.progress.messages[-1]
+        self.progress.messages = [*self.progress.messages[:-1], ChatMessage("user", SUMMARISE)]
         try:
             await self._conversation.shorten(range(2, len(self.progress.messages) - 1), FEWEST_OLDER_CHARS)
             summary = await self._called()
         except BaseException:
             self.progress.messages[-1] = last
             raise
-        self._earlier += self.progress.messages
-        name = HISTORY if self._persistent_repl is None else numbered(HISTORY, self._persistent_repl.runs - 1)
-        with contextlib.suppress(ValueTooLarge):  # the run goes on with the summary alone
-            repl.provide_known({name: as_values(self._earlier)})
+        self.progress.replaced += self.progress.messages
+        name = self._provide_history(repl)
         started_again = ChatMessage("user", after_summary(self._opening, name))
         notes = ChatMessage("assistant", summary if summary.strip() else EMPTY_REPLY)
         self.progress.messages = [self.progress.messages[0], started_again, notes, last]
+
+    def _provide_history(self, repl: SandboxedRepl) -> str:
+        """Give code the messages that a summary has replaced; return the name of their variable."""
+        name = HISTORY if self._persistent_repl is None else numbered(HISTORY, self._persistent_repl.runs - 1)
+        with contextlib.suppress(ValueTooLarge):  # the run goes on with the summary alone
+            repl.provide_known({name: as_values(self.progress.replaced)})
+        return name
 
     async def _last_answer(self, repl: SandboxedRepl) -> str | None:
         """Ask for the best answer without running code. An answer of a type may take several calls."""
@@ -470,6 +517,7 @@ class Runner:
             messages=self.messages,
             trajectory=tuple(self.progress.trajectory),
             child_traces=tuple(self.progress.child_traces),
+            earlier_turns=self._earlier_turns,
         )
 
     def _emit_ended(self, response: str | None, error: str | None = None, limit: str | None = None) -> None:

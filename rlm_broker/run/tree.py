@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 from msgspec import Struct, field
 
@@ -9,10 +10,11 @@ from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.concurrency.turns import FairSemaphore
 from rlm_broker.events.event import TreeEvents
 from rlm_broker.limits import Limits
-from rlm_broker.results import ChatMessage, ChildTrace, Iteration
+from rlm_broker.results import Block, ChatMessage, ChildTrace, Iteration
 from rlm_broker.run.calls import TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.prompts.instructions import Instructions
+from rlm_broker.sandbox.blocks.record import ReplRecord
 from rlm_broker.sandbox.sandbox import Sandbox
 
 QueryHandlerFactory = Callable[[str, int, QueryHandler], QueryHandler]
@@ -64,10 +66,22 @@ class Tree(Struct, frozen=True):
         return self.ledger.limits
 
 
+class Mark(NamedTuple):
+    """The conversation at the end of a turn: a list of messages that only grows, its length then, and the number of
+    messages that summaries had replaced."""
+
+    messages: list[ChatMessage]
+    length: int
+    replaced: int
+
+
 class Progress(Struct):
     """Progress of a run, and its partial results if it is ended from outside.
 
     Attributes:
+        replaced: Messages before `messages`, which a summary has replaced.
+        marks: Turn → the conversation at its end, for each turn that the run went on from.
+        record: Blocks that the REPL runs again when it opens; None if the run begins anew.
         said: The last text of the model outside of code.
         turns_left: Turns after the present one; None if the loop is the user's own.
         draft: Value of `answer["content"]` at the end of the last block, except a block cut short.
@@ -79,6 +93,9 @@ class Progress(Struct):
     """
 
     messages: list[ChatMessage] = field(default_factory=list)
+    replaced: list[ChatMessage] = field(default_factory=list)
+    marks: dict[int, Mark] = field(default_factory=dict)
+    record: ReplRecord | None = None
     trajectory: list[Iteration] = field(default_factory=list)
     child_traces: list[ChildTrace] = field(default_factory=list)
     said: str | None = None
@@ -90,6 +107,15 @@ class Progress(Struct):
     late_failures: set[str] = field(default_factory=set)
     failed_batch: int = 0
     asked: Counter[int] = field(default_factory=Counter)
+
+    def mark(self, turn: int) -> None:
+        """Keep the conversation as it is at the end of a turn."""
+        self.marks[turn] = Mark(self.messages, len(self.messages), len(self.replaced))
+
+    def take_draft(self, block: Block) -> None:
+        """Take the draft of an ended block. A block that was cut short has none, and leaves the one before."""
+        if block.draft is not None or block.status in ("ok", "error", "exited"):
+            self.draft = block.draft
 
     @property
     def partial_answer(self) -> str | None:

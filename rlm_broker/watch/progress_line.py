@@ -16,6 +16,7 @@ from rlm_broker.broker.clients.base import IMPORTING
 from rlm_broker.events.event import Event
 from rlm_broker.events.progress import RunProgress
 from rlm_broker.events.story import Story
+from rlm_broker.usage import Usage
 from rlm_broker.values.words import counted
 from rlm_broker.watch.terminal import StoryPrinter, console_of, takes_panels
 
@@ -49,7 +50,7 @@ class ProgressLine:
     def __init__(self, stream: TextIO | None = None, *, is_verbose: bool = False) -> None:
         stream = stream or sys.stderr
         self._started = time.monotonic()
-        self._progress = RunProgress()
+        self._trees: dict[str, RunProgress] = {}
         self._live = live_line(self, stream)
         if self._live is not None:
             atexit.register(self.close)  # else an unclosed line leaves its terminal without a cursor
@@ -59,7 +60,7 @@ class ProgressLine:
 
     def __call__(self, event: Event) -> None:
         """Take one event: count it, and print its passage. Beside a live line only troubles need one."""
-        self._progress(event)
+        self._trees.setdefault(event.tree, RunProgress())(event)
         if self._printer is not None:
             self._printer(event)
         elif self._live and (passage := self._story.passage(event)) and passage.is_trouble:
@@ -104,14 +105,16 @@ class ProgressLine:
     def _line(self) -> str:
         """Return the line: time and cost, turn, what is under way, and what has been used so far."""
         seconds = f"{time.monotonic() - self._started:.0f} s"
-        progress = self._progress
-        if not progress.started:
+        trees = list(self._trees.values())
+        if not trees:
             return f"{seconds}, starting: modules, context, sandbox"
-        total = progress.usage
+        progress = next((each for each in trees if each.ended is None), trees[-1])
+        total = sum((each.usage for each in trees), Usage())
+        started = sum(each.started for each in trees)
         cost = f", ${total.total_cost:.4f}" if total.total_cost else ""
         most = "" if progress.most_turns is None else f" of {progress.most_turns:,}"
         parts = [seconds, f"turn {progress.turn}{most}{cost}"]
-        parts += [f"{progress.started} runs"] if progress.started > 1 else []
+        parts += [f"{started} runs"] if started > 1 else []
         parts += [f"block {progress.blocks}{' running' if progress.is_running else ''}"] if progress.blocks else []
         if batch := progress.batch:
             parts.append(f"batch {batch[0]:,} of {batch[1]:,}")

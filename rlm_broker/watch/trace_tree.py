@@ -3,7 +3,7 @@
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TextIO
@@ -28,6 +28,7 @@ class _Run:
     """One run of a trace."""
 
     name: str
+    tree: str
     question: str = ""
     model: str = "?"
     calls: int = 0
@@ -39,6 +40,8 @@ class _Run:
     response: str | None = None
     error: str | None = None
     is_stopped: bool = False
+    branch_of: str = ""
+    after_turn: int = 0
 
 
 class Trace:
@@ -139,7 +142,9 @@ def tree(path: Path) -> list[str]:
     Raises:
         ConfigurationError: The file cannot be read, or is not a trace.
     """
-    return [line for run in _runs(path) for line in _drawn(run)]
+    found = _runs(path)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(run.tree for run in found), 1)}
+    return [line for run in found for line in _drawn(run, numbers)]
 
 
 def runs(path: Path) -> list[dict[str, Any]]:
@@ -156,7 +161,7 @@ def runs(path: Path) -> list[dict[str, Any]]:
 def _runs(path: Path) -> list[_Run]:
     trees: dict[str, dict[str, _Run]] = {}
     for event in events(path):
-        _take(trees.setdefault(event.tree, {}).setdefault(event.run, _Run(event.run)), event)
+        _take(trees.setdefault(event.tree, {}).setdefault(event.run, _Run(event.run, event.tree)), event)
     if not trees:
         raise ConfigurationError(f"{path} is not a trace: it is empty")
     try:
@@ -169,6 +174,7 @@ def _take(run: _Run, event: Event) -> None:
     match event:
         case RunStarted():
             run.question, run.model = event.question or "", event.model
+            run.branch_of, run.after_turn = event.branch_of, event.after_turn
         case IterationStarted():
             run.turns = event.number
         case BlockStarted():
@@ -191,12 +197,18 @@ def _place(run: _Run) -> list[int]:
     return [int(part) for part in run.name.split(".")]
 
 
-def _drawn(run: _Run) -> list[str]:
+def _drawn(run: _Run, numbers: Mapping[str, int]) -> list[str]:
+    """Return the lines of a run. `numbers` has the number of each tree in the trace, from 1."""
     indent = "  " * run.name.count(".")
     blocks = ", ".join(f"{count} {status}" for status, count in run.blocks.items()) or "none"
     cost = "cost unknown" if run.cost_usd is None else f"${run.cost_usd:.4f}"
+    goes_on = ""
+    if run.branch_of:
+        before = numbers.get(run.branch_of)
+        of = label(f"run {run.branch_of}", TEXT_CHARS) if before is None else f"tree {before}"
+        goes_on = f"(tree {numbers[run.tree]}, after turn {run.after_turn} of {of}) "
     return [
-        f"{indent}{run.name} [{run.model}] {label(run.question, TEXT_CHARS) or '(no question)'}",
+        f"{indent}{run.name} [{run.model}] {goes_on}{label(run.question, TEXT_CHARS) or '(no question)'}",
         f"{indent}  turns {run.turns}, blocks {blocks}, calls {run.calls}, tokens {run.tokens:,}, {cost}",
         f"{indent}  {_ended(run)}",
     ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import msgspec
 
@@ -47,6 +47,10 @@ class CallId(msgspec.Struct, frozen=True):
         return f"run {self.run}, block {self.block}, call {self.n}"
 
 
+SAMPLE_STEP = 1 << 20
+"""Distance in `LMRequest.sample` of two samples of an item, or of two branches of a run."""
+
+
 class LMRequest(msgspec.Struct, frozen=True):
     """One language model call.
 
@@ -84,6 +88,16 @@ class LMRequest(msgspec.Struct, frozen=True):
     id: CallId | None = None
     has_own_prompt: bool = False
     temperature: float | None = None
+
+    def in_sample(self, number: int) -> Self:
+        """Return the request of a sample of its run, from 0: a cache answers each sample anew.
+
+        Example:
+            ```python
+            LMRequest((ChatMessage("user", "Say a word."),)).in_sample(1).sample  # 1048576
+            ```
+        """
+        return msgspec.structs.replace(self, sample=self.sample + number * SAMPLE_STEP)
 
     @property
     def chars(self) -> int:

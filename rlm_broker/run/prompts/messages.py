@@ -151,6 +151,20 @@ def after_summary(opening: str, name: str) -> str:
     )
 
 
+def not_replayed(done: int, blocks: int, problem: str) -> str:
+    """Return what a run is told that goes on in a fresh REPL, if only its first blocks could be run again.
+
+    Args:
+        done: Number of these blocks.
+        blocks: Number of all its blocks.
+    """
+    kept = f"Its first {done:,} of {blocks:,} blocks were run again" if done else "None of its blocks was run again"
+    return (
+        f"This run goes on in a fresh REPL. {kept}: {problem}. Variables, functions and imports of the later blocks "
+        "are gone."
+    )
+
+
 def wrong_type(answer: str, problem: str, schema: str) -> str:
     """Return the refusal of an answer of another type."""
     return (

@@ -54,7 +54,9 @@ def _fields(
 
 _USAGE = ("usage.total_input_tokens", "usage.total_output_tokens", "usage.total_cost", "usage.stored_calls")
 _FIELDS = {
-    "run_started": _fields(("question", "metadata"), ("block", "depth"), ("model",), ("question",)),
+    "run_started": _fields(
+        ("question", "metadata"), ("block", "depth", "after_turn"), ("model", "branch_of"), ("question",)
+    ),
     "repl_ready": _fields(("isolation.layers",), ("duration_s",), ("isolation.level",)),
     "iteration_started": _fields(numbers=("number",)),
     "replied": _fields(("text", "not_run"), ("number",), (), ("text",)),

@@ -131,6 +131,54 @@ def test_what_a_failed_run_used_is_said_and_in_its_json(log: Path) -> None:
     assert error["execution_time"] > 0
 
 
+def test_best_of_prints_the_most_frequent_answer_and_how_frequent_it_is(log: Path, tmp_path: Path) -> None:
+    answers = iter(["Ada", "ada", "Bob"] * 2)
+    with FakeOpenAI(lambda _: completion(f"```repl\nlen(context)\nFINAL('{next(answers)}')\n```")) as server:
+        ask = ("ask", QUESTION, log, "-m", "m", "--base-url", server.base_url, "--best-of", "3")
+        done, shown = run(*ask, "--trace", tmp_path / "trace.jsonl"), run(*ask, "--json", "-q")
+    assert (done.returncode, done.stdout.casefold()) == (0, "ada\n")
+    assert "2 of 3 runs gave this answer, 3 calls" in done.stderr
+    assert (tmp_path / "trace.jsonl").read_text().count('"run_started"') == 3
+    assert json.loads(shown.stdout)["best_of"] == {"runs": 3, "votes": 2}
+
+
+def test_resume_goes_on_with_the_question_model_and_limits_of_the_trace(log: Path, tmp_path: Path) -> None:
+    def reply(request: dict[str, Any]) -> Answer:
+        is_first = len(request["messages"]) == 2
+        return completion(
+            "```repl\nsize = len(context)\n```" if is_first else "```repl\nFINAL(f'{size} characters')\n```"
+        )
+
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    with FakeOpenAI(reply, models=["m"]) as server:
+        url = ("--base-url", server.base_url)
+        limits = ("--limit", "max_llm_calls=1", "--limit", "max_tokens=100000")
+        assert run("ask", QUESTION, log, "-m", "m", *url, *limits, "--trace", first, "-q").returncode == 3
+        again = run("ask", "--resume", first, log, *url)
+        assert (again.returncode, "max_llm_calls = 1 was reached" in again.stderr) == (3, True)
+        done = run("ask", "--resume", first, log, *url, "--limit", "max_llm_calls=5", "--trace", second)
+    assert (done.returncode, done.stdout) == (0, f"{len(log.read_text())} characters\n")
+    assert "2 turns, 2 calls" in done.stderr
+    started = json.loads(second.read_text().splitlines()[0])
+    assert (started["question"], started["model"], started["after_turn"]) == (QUESTION, "m", 1)
+    assert (started["metadata"]["limits"]["max_tokens"], started["metadata"]["limits"]["max_llm_calls"]) == (100_000, 5)
+
+
+def test_resume_and_best_of_are_refused_beside_what_they_cannot_have(log: Path, tmp_path: Path) -> None:
+    for options, refused in (
+        (("--resume", "a", "--best-of", "2"), "--resume and --best-of cannot be combined"),
+        (("--resume", "a", "--record", "b"), "--resume and --record cannot be combined"),
+        (("--resume", "a", "-c"), "--resume and --continue cannot be combined"),
+        (("--best-of", "2", "--replay", "b"), "--best-of and --replay cannot be combined"),
+        (("--resume", tmp_path / "none.jsonl"), "cannot read"),
+        (("--best-of", "0"), "'--best-of': 0 is not in the range"),
+    ):
+        question = () if "--resume" in options else (QUESTION,)
+        done = run("ask", *question, log, *options)
+        assert done.returncode == 2
+        assert refused in sentence(done)
+
+
 TOOLS = 'PRICES = {"lens": 40}\n\ndef in_stock(item: str) -> bool:\n    """Is it there?"""\n    return item in PRICES\n'
 SCHEMA = '{"type": "object", "properties": {"price": {"type": "integer"}}, "required": ["price"]}'
 

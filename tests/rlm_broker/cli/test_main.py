@@ -121,7 +121,7 @@ def test_help_begins_with_examples_and_has_no_more_options_than_a_screen() -> No
     titles = [line for line in shown.splitlines() if re.fullmatch(r"[A-Z]\w+:", line)]
     assert titles == ["Often:", "Answer:", "Keep:", "Sandbox:"]
     assert shown.index('rlm-broker ask "Which service') < shown.index("Often:")
-    assert shown.count("\n  -") < 24
+    assert shown.count("\n  -") < 26
     assert {option.name for option in ASK.params if isinstance(option, click.Option)} == {
         *inspect.signature(ask.run).parameters,
         *inspect.signature(ask._completion).parameters,

@@ -6,7 +6,7 @@ import pytest
 
 from rlm_broker.errors import ConfigurationError, LimitReached
 from rlm_broker.limits import Limits
-from rlm_broker.run.ledger import Ledger
+from rlm_broker.run.ledger import Ledger, Spent
 from rlm_broker.usage import Usage
 from tests.support.waiting import WAIT_S, turns
 
@@ -248,3 +248,25 @@ async def test_ended_call_holds_no_reserve_in_three_ledgers() -> None:
     await spend(tree, "1.2", "a", 0, Usage(1, 1, 1))
     assert top.summary("1.2").model_usage_summaries == {"a": Usage(1, 1, 1, None)}
     await asyncio.wait_for(tree.hold(30, 500), WAIT_S)  # more than is left: granted only while no other call is open
+
+
+async def test_run_that_goes_on_begins_with_what_was_spent() -> None:
+    ledger = Ledger(Limits(max_llm_calls=3, max_children_total=2, max_tokens=20, max_budget_usd=2))
+    ledger.go_on(Spent(2, 1, {("a", 0): Usage(1, 5, 5, 0.5), ("b", 1): Usage(1, 2, 1, 1.0)}), "1")
+    assert {name: left for name, left in ledger.left().items() if left is not None} == {
+        "max_llm_calls": 1,
+        "max_children_total": 1,
+        "max_tokens": 7,
+        "max_budget_usd": 0.5,
+    }
+    assert ledger.summary("1").total == Usage(2, 7, 6, 1.5)
+    assert ledger.by_depth() == {0: Usage(1, 5, 5, 0.5), 1: Usage(1, 2, 1, 1.0)}
+
+
+async def test_branch_counts_for_the_limits_of_its_run_and_not_for_its_usage() -> None:
+    run = Ledger(Limits(max_tokens=10))
+    branch = Ledger(Limits(), run, "branch/")
+    await spend(run, "1", "a", 0, Usage(1, 1, 1))
+    await spend(branch, "1", "a", 0, Usage(1, 2, 2))
+    assert run.summary("1").total.total_tokens == 2
+    assert branch.summary("1").total.total_tokens == run.left()["max_tokens"] == 4

@@ -107,6 +107,7 @@ function makeModel() {
       const run = of.places.get(name) || add("run", name, block || above, of, time);
       run.label = fields.label || "";
       run.model = fields.model || "";
+      if (fields.branch_of) run.branch = { of: byKey.get(fields.branch_of) || null, after: fields.after_turn || 0 };
       keep(run, "question", fields.question);
       keep(run, "metadata", fields.metadata);
     },

@@ -6,8 +6,10 @@ const KINDS = { run: "run", turn: "turn", reply: "reply", block: "block", batch:
 
 function titleOf(place) {
   if (place.kind === "run") {
-    const name = place.path;
-    return place.tree.number > 1 ? `Run ${name} of tree ${place.tree.number}` : `Run ${name}`;
+    const name = place.tree.number > 1 ? `Run ${place.path} of tree ${place.tree.number}` : `Run ${place.path}`;
+    if (!place.branch) return name;
+    const { of, after } = place.branch;
+    return `${name}, after turn ${after} of ${of ? `tree ${of.number}` : "a run of another trace"}`;
   }
   if (place.kind === "turn") return `Turn ${place.number}`;
   if (place.kind === "reply") return "Model";

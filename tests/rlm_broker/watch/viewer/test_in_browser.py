@@ -56,6 +56,21 @@ def test_hostile_texts_are_text_and_a_file_makes_no_request(chromium: Browser, s
     assert [request.partition(":")[0] for request in tab.requests] == ["file"]
 
 
+def test_branch_is_named_by_the_turn_that_it_goes_on_from(chromium: Browser, shown: Callable[..., Tab]) -> None:
+    whole = small()
+    for tree, before in (("u", "t"), ("v", "elsewhere")):
+        written = Written(tree)("run_started", question="?", model="m", metadata={}, branch_of=before, after_turn=1)
+        whole.lines += written.lines
+    tab = shown(whole)
+    names = chromium.wait(
+        tab.run("[...document.querySelectorAll('#tree .kind-run .name')].map((it) => it.textContent)")
+    )
+    assert names[-2:] == [
+        "Run 1 of tree 2, after turn 1 of tree 1",
+        "Run 1 of tree 3, after turn 1 of a run of another trace",
+    ]
+
+
 def test_keys_walk_the_tree(chromium: Browser, shown: Callable[..., Tab]) -> None:
     """Arrows and letters move through the tree; e goes to the failure; Enter and Esc change the side."""
     tab = shown(small())
