@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,17 +221,18 @@ def test_trace_that_cannot_be_gone_on_from_is_refused_in_one_sentence(runs: Runs
     in_kept = runs.trace(scripted(CODES, 2), ask, persistent=True)
     rlm = RLM(scripted(CODES), sandbox=open_sandbox)
     kept = RLM(scripted(CODES), sandbox=open_sandbox, persistent=True)
-    for call, sentence in (
+    cases: list[tuple[Callable[[], object], str]] = [
         (lambda: rlm.resume(answered, "text"), "there is no run to go on from in .*: none has begun"),
         (lambda: rlm.resume(old, "text"), "does not say what its run was about"),
-        *((lambda hole=hole: rlm.resume(hole, "text"), "is not whole: it lacks lines of its run") for hole in holes),
+        *((partial(rlm.resume, hole, "text"), "is not whole: it lacks lines of its run") for hole in holes),
         (lambda: rlm.resume(runs.folder / "none.jsonl", "text"), "cannot read .*none.jsonl"),
         (lambda: rlm.resume([], "text"), "name a trace to go on from"),
         (lambda: rlm.resume(failed, "text", "Another question?"), "has the question there"),
         (lambda: rlm.resume(failed, "texts").result(), "the context is a str of 5 characters, and the run to go on"),
         (lambda: kept.resume(failed, "text"), "a persistent RLM cannot go on from a trace"),
         (lambda: rlm.resume(in_kept, "text"), "was in a persistent REPL: its trace lacks the variables before it"),
-    ):
+    ]
+    for call, sentence in cases:
         with pytest.raises(ConfigurationError, match=sentence):
             call()
 
