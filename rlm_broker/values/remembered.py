@@ -16,6 +16,7 @@ class Remembered(Generic[K, V]):
         remembered = Remembered[str, int]()
         remembered.add("2 + 2", 4)
         remembered.take("2 + 2")  # 4
+        remembered.take("2 + 2") is None  # True
         ```
     """
 
