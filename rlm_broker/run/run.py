@@ -169,8 +169,9 @@ class Run(Generic[T]):
 
     @property
     def kept_chars(self) -> int:
-        """Characters of the events in memory for `events`."""
-        return 0 if self._job.log is None else self._job.log.chars
+        """Characters in memory for `events` and `branch`: those of the events and of the record of the REPL."""
+        log, record = self._job.log, None if self._job.answering is None else self._job.answering.record
+        return (0 if log is None else log.chars) + (0 if record is None else record.chars)
 
     @property
     def turns(self) -> int:

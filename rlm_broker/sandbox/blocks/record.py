@@ -167,6 +167,11 @@ class ReplRecord:
         """Number of its blocks."""
         return sum(isinstance(each, RecordedBlock) for each in self.entries)
 
+    @property
+    def chars(self) -> int:
+        """Characters and bytes of its texts, values and files."""
+        return sum(map(_chars_of, self.entries))
+
     def until(self, blocks: int) -> "ReplRecord":
         """Return the record of the first blocks alone, with what the REPL was given up to the next one.
 
@@ -226,3 +231,14 @@ def keys_of(query: Query | Submit, model: str | None = None) -> list[bytes]:
         return [asked("submit", bytes(query.fields).decode(errors="replace"))]
     model = model or query.model
     return [asked(query.want, each, model=model, system=query.system, tool=query.tool) for each in query.prompts]
+
+
+def _chars_of(entry: Entry) -> int:
+    match entry:
+        case RecordedBlock():
+            return len(entry.code) + sum(len(slot.text) for _, slot in entry.answers)
+        case Given():
+            return sum(map(len, entry.frames.values())) + sum(map(len, entry.again.values()))
+        case HostFile():
+            return len(entry.data or b"")
+    return 0
