@@ -268,12 +268,18 @@ class ReplLimits(_Bounds):
     A REPL that goes on from a checkpoint does not count.
     """
 
-    checkpoint: Annotated[Literal["auto", "each", "never"], Meta(description="auto, each or never")] = "never"
+    checkpoint: Annotated[Literal["auto", "each", "never"], Meta(description="auto, each or never")] = "auto"
     """When a `strict` REPL keeps a frozen copy of its variables, from which it goes on after a kill.
 
     With "never" it keeps none. With "auto" it makes one before a block if a kill would lose twenty times the seconds
     that the copy costs; with "each" before every block. The copy's private memory counts towards `memory_bytes`. None
     is made of variables that take more than half of it, nor while threads of an earlier block run.
+    """
+
+    keep_checkpoints: Annotated[int, whole(1, 64)] = 1
+    """Maximum checkpoints of one REPL, which `repl.rollback` can go back to; beyond it the oldest one is ended.
+
+    The oldest ones also end when a block needs their memory, or when all would take more than half of `memory_bytes`.
     """
 
     max_replay_s: Annotated[float, Meta(ge=0, le=FINITE, description=f"0, or {SECONDS}")] = 30.0

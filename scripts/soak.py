@@ -127,6 +127,7 @@ class Soak:
             self.run: 20,
             self.repl: 20,
             self.killed_block: 4,
+            self.killed_and_rolled_back: 4,
             self.template: 1,
             self.shared_context: 6,
             self.cancelled: 12,
@@ -175,6 +176,17 @@ class Soak:
         async with self._sandbox.repl("some text") as repl:
             await repl.aexecute("import os; os._exit(1)")
             await repl.aexecute("print(context)")
+
+    async def killed_and_rolled_back(self) -> None:
+        """Blocks that end themselves, in a REPL that goes on from its checkpoint each time."""
+        async with self._sandbox.repl("some text", limits=LIMITS.replace(checkpoint="each")) as repl:
+            await repl.aexecute("kept = []")
+            for number in range(20):
+                await repl.aexecute(f"kept.append({number})")
+                await repl.aexecute("import os; os._exit(1)")
+            block = await repl.aexecute("kept == [*range(20)]", value=True)
+            if block.value is not True:
+                self.told[f"killed_and_rolled_back: {block.error}"] += 1  # another piece kills fork servers
 
     async def template(self) -> None:
         """A fork server of its own."""

@@ -28,7 +28,7 @@ SYNTAX_ERRORS: Final = ("SyntaxError", "IndentationError", "TabError")
 
 
 class Interpreter:
-    """A DSPy code interpreter in a sandbox of its own. The session ends with `shutdown`, or when its process has died.
+    """A DSPy code interpreter in a sandbox of its own. The session ends with `shutdown`, or with its variables.
 
     Example:
         ```python

@@ -162,11 +162,8 @@ class _Cell:
                 self.send("execute_result", data=forms, metadata={}, execution_count=number)
             return {"status": "ok", "execution_count": number, "payload": [], "user_expressions": {}}
         if block.status == "killed":
-            undone = block.blocks_undone
-            lost = "its variables are gone"
-            if undone is not None:
-                before = "this cell" if undone == 1 else "an earlier cell"
-                lost = f"variables are as they were before {before}"
+            back_to = self._kernel.repl.back_to
+            lost = "its variables are gone" if back_to is None else f"variables are as they were before cell {back_to}"
             return self.fail("ReplKilled", f"{block.error}; {lost}", "", number)
         name = block.error_type or {"interrupted": "KeyboardInterrupt"}.get(block.status, "Error")
         if block.limit:

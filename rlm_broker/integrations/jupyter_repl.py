@@ -36,10 +36,12 @@ class KernelRepl:
     Attributes:
         answer: Answers a call of the kernel's function by code, which may call it with anything. An error that it
             raises is for code.
+        back_to: Number of the first cell that the last kill has undone; None if it has undone all.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.answer: Callable[..., Awaitable[Any]] | None = None
+        self.back_to: int | None = None
         self._sandbox = sandbox
         self._repl: SandboxedRepl | None = None
         self._cells: list[int | None] = []
@@ -94,10 +96,12 @@ class KernelRepl:
             code, timeout_s, on_output, on_display=on_display, wall_timeout_s=timeout_s, echo=False
         )
         if block.status == "killed":
-            undone = block.blocks_undone
-            if undone is None:  # a fresh REPL counts from the start
+            if (undone := block.blocks_undone) is None:  # a fresh REPL counts from the start
+                self.back_to, self._has_begun = None, False
                 self._cells.clear()
-            self._has_begun = undone is not None and undone < len(self._cells)
+            else:
+                self.back_to = next((each for each in self._cells[-undone:] if each is not None), None)
+                self._has_begun = undone < len(self._cells)
         return block
 
     async def look_up(self, call: str) -> None:

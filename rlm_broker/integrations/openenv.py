@@ -84,7 +84,7 @@ class _Episode:
             self.repl.execute(_SETUP, tools=self.functions)
             self._is_set_up = True
         block = self.repl.execute(code, values=values, tools=self.functions)
-        self._is_set_up = block.status != "killed"
+        self._is_set_up = self.repl.blocks > 0
         return block
 
 

@@ -56,13 +56,14 @@ class PeerRepl:
         sandbox: An open sandbox of the caller's; None shares one of the process.
         limits: Limits of the REPL; None takes those of the caller's sandbox, or `LARGE_VALUES`.
         waits: Whether a thread waits while code runs for another one. If not, it is refused.
-        survives: Whether the next execution finds a fresh REPL when one has died. If not, the object is closed then.
+        survives: Whether the object goes on with a fresh REPL when one has died without a checkpoint, or is closed.
         convert: Makes of a value that does not cross one that does, for example of a model its fields, or raises the
             peer's error.
         options: More arguments of `Sandbox.repl`, for example `env`.
 
     Attributes:
         why_closed: Reason of the end, in a clause; None while it can be used.
+        blocks: Number of blocks whose variables are there; 0 in a fresh REPL.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class PeerRepl:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.why_closed: str | None = None
+        self.blocks = 0
         self._name = name
         self._error = error
         self._sandbox = sandbox
@@ -139,9 +141,14 @@ class PeerRepl:
                 self._host.escaped = None
                 self._end(f"one of its tools raised {type(escaped).__name__}")
                 raise escaped
-            if block.status == "killed" and not self._survives:
-                self._end(f"its process has ended: {block.error}")
-                raise self._error(f"{self._name} has ended: {block.error}")
+            self.blocks += 1
+            if block.status == "killed":
+                self.blocks -= self.blocks if (undone := block.blocks_undone) is None else undone
+                if not self._survives and undone is None:
+                    self._end(f"its process has ended: {block.error}")
+                    raise self._error(f"{self._name} has ended: {block.error}")
+                if not self._survives:
+                    raise self._error(f"{block.error}. Executions undone: {undone}; earlier variables are there")
             return block
 
     def variables(self, *names: str) -> dict[str, Any]:

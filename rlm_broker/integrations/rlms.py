@@ -198,7 +198,7 @@ class SandboxREPL(LocalREPL):  # type: ignore[misc]
     def _run(self, code: str, values: dict[str, Any] | None = None, kept: dict[str, Any] | None = None) -> Block:
         self._seen = None
         block = self._repl.execute(code, values=values, kept=kept, tools=self._functions)
-        self._is_set_up = self._is_set_up and block.status != "killed"
+        self._is_set_up = self._is_set_up and self._repl.blocks > 0
         return block
 
     def _set_up(self) -> None:

@@ -232,11 +232,10 @@ class _State(Mapping[str, Any]):
 def _problem_of(block: Block, code: str) -> str:
     """Return why a step has failed, in the words of the local executor, with the line of the step."""
     if block.status == "killed":
-        if (undone := block.blocks_undone) is not None:
-            lost = f"Variables are as they were before {'it' if undone == 1 else f'the last {undone} blocks of code'}"
-        else:
-            lost = "All variables are gone, but for those that were sent"
-        return f"Code execution failed: {block.error}. {lost}"
+        since = "it" if (undone := block.blocks_undone) == 1 else f"the last {undone} blocks of code"
+        lost = "All variables are gone, but for those that were sent"
+        back = f"Variables are as they were before {since}"
+        return f"Code execution failed: {block.error}. {lost if undone is None else back}"
     if block.error_type is None or block.status == "interrupted":
         return f"Code execution failed: {block.error}"
     raised = f"{block.error_type}: {block.error_text}" if block.error_text else block.error_type

@@ -27,7 +27,7 @@ from rlm_broker.sandbox.blocks.record import RecordedBlock, Replayed, ReplRecord
 from rlm_broker.sandbox.blocks.replay import Replays
 from rlm_broker.sandbox.files import ReplFiles
 from rlm_broker.sandbox.programs import ProgramResult, ReplPrograms, run_script
-from rlm_broker.sandbox.repl_process import ReplWorker
+from rlm_broker.sandbox.repl_process import ReplWorker, RolledBackRepl
 from rlm_broker.sandbox.supplies import SuppliedRepl
 from rlm_broker.sandbox.tools import Tools
 from rlm_broker.sandbox.workers.source import Workers
@@ -38,7 +38,7 @@ from sandbox_worker.wire.messages import Query, Slot
 BY_CALLER: Final = "was interrupted by its caller"
 
 
-class SandboxedRepl(SuppliedRepl):
+class SandboxedRepl(SuppliedRepl, RolledBackRepl):
     """Runs blocks of untrusted code, one after the other. Variables persist from one block to the next.
 
     Example:
@@ -465,7 +465,8 @@ class SandboxedRepl(SuppliedRepl):
             if self._worker.connection is None and self._worker.is_open:  # its last caller was cancelled
                 await self._replays.restored(await to_its_end(self._worker.roll_back))
             connection = await self._worker.require_repl()
-            wanted = await self._worker.with_checkpoint(wanted)
+            if wanted.names is None and self._worker.checkpoints.is_due:
+                wanted = await self._worker.with_checkpoint(wanted)
             if self._is_interrupted:
                 return Block(code, "interrupted", error=f"it {BY_CALLER}")
             self._became("busy")
@@ -481,8 +482,7 @@ class SandboxedRepl(SuppliedRepl):
                 self._contexts,
                 fields,
             )
-            recorder = self._worker.recorder
-            recorded = recorder.begun(code, wanted, connection.block + 1)
+            recorded = (recorder := self._worker.recorder).begun(code, wanted, connection.block + 1)
             try:
                 result = await run.result(code, wanted)
             except (FrameTooLarge, UnicodeEncodeError) as error:

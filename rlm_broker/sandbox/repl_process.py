@@ -7,6 +7,7 @@ contexts are stored once, and kept as long as the REPL.
 import asyncio
 import contextlib
 from collections.abc import Iterable
+from functools import partial
 
 from msgspec import Struct
 
@@ -14,10 +15,11 @@ from rlm_broker.broker.transport.connection import Connection
 from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.broker.transport.session import Wanted
 from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.store import refuse_a_name, store, store_as_it_is
 from rlm_broker.context.stored_context import StoredContext
-from rlm_broker.errors import ConfigurationError, ReplClosed, SandboxFailed, WorkerDied
+from rlm_broker.errors import ConfigurationError, ReplBusy, ReplClosed, SandboxFailed, WorkerDied
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.blocks.checkpoints import Checkpoints
 from rlm_broker.sandbox.blocks.record import Given, ReplRecord
@@ -28,6 +30,9 @@ from sandbox_worker.wire.bounds import SCRATCH_LIMITS
 from sandbox_worker.wire.control import Exceeded, LastSeen
 from sandbox_worker.wire.messages import Environment
 from sandbox_worker.wire.names import CONTEXT, numbered
+
+SPOILED, LOST = "it could not go on", "its worker has ended"
+"""Reasons why a REPL has no checkpoint, as clauses."""
 
 
 class ReplWorker:
@@ -55,7 +60,7 @@ class ReplWorker:
         self.is_open = False
         self.is_closed = False
         self.busy = asyncio.Lock()
-        self.checkpoints = Checkpoints(limits.checkpoint)
+        self.checkpoints = Checkpoints(limits.checkpoint, limits.keep_checkpoints)
         self._workers = workers
         self._context = ReplContext(context, limits.later_context_bytes)
         self._limits = limits
@@ -178,9 +183,9 @@ class ReplWorker:
         self._restarts += 1
 
     async def with_checkpoint(self, wanted: Wanted) -> Wanted:
-        """Have a checkpoint prepared if one is due, and have the next block make it."""
+        """Have a checkpoint prepared, and have the next block make it, if it can be."""
         checkpoints = self.checkpoints
-        if not checkpoints.is_due or wanted.names is not None or self.started is None:
+        if self.started is None:
             return wanted
         number = checkpoints.next_number()
         try:
@@ -193,25 +198,45 @@ class ReplWorker:
         checkpoints.asked(number)
         return wanted._replace(checkpoint=True)
 
-    async def roll_back(self) -> int | None:
-        """Go on from the checkpoint, after `end_repl`.
+    async def go_back(self, back: int) -> int:
+        """Kill the REPL process, and go on from the checkpoint that lies so many checkpoints back. The caller holds
+        `busy`.
+
+        Returns:
+            Number of blocks whose variables are lost.
+
+        Raises:
+            ConfigurationError: There are not so many checkpoints. The REPL is as it was.
+            SandboxFailed: The checkpoint could not go on. The next block begins with what there is.
+        """
+        await self.require_repl()
+        self.checkpoints.require(back)
+        await self.end_repl()
+        if (undone := await self.roll_back(back)) is None:
+            raise SandboxFailed(f"the REPL cannot go back to this checkpoint: {self.checkpoints.problem or LOST}")
+        return undone
+
+    async def roll_back(self, back: int = 1) -> int | None:
+        """Go on from the last checkpoint, or an earlier one, after `end_repl`.
 
         Returns:
             Number of ended blocks whose variables are lost. None if there is no checkpoint: all are lost.
         """
         started = self.started
-        point = None if started is None else self.checkpoints.point(started.worker.checkpoint)
+        point = None if started is None else self.checkpoints.point(started.worker.checkpoints, back)
         if started is None or point is None or started.worker.gone.is_set():
             return None
         try:
-            connection = await started.resume(self.last_block)
+            connection = await started.resume(point.number, self.last_block)
             if connection is None:
+                self.checkpoints.problem = SPOILED
                 return None
             if self.is_closed:  # while it was resumed
                 await connection.close()
                 return None
             await self._connected(connection, point.provisions, point.contexts)
-        except SandboxFailed:  # it was spoiled: a fresh REPL takes its place
+        except SandboxFailed:  # model code has spoiled it: a fresh REPL takes its place
+            self.checkpoints.problem = SPOILED
             return None
         return self.checkpoints.rolled_back(point)
 
@@ -294,6 +319,8 @@ class ReplWorker:
             await to_its_end(started.end)
             raise ReplClosed("this REPL was closed")
         self.started = started
+        if not self._workers.fork_server.level.has_pid_namespace:
+            self.checkpoints.cannot_be()
         started.worker.on_checkpointed = self.checkpoints.made
         if self.recorder.seed is None:
             self.recorder.seed = started.worker.seed
@@ -342,6 +369,57 @@ class ReplWorker:
             return False
         worker = self.started.worker
         return worker.gone.is_set() or worker.died is not None or not self.connection.is_open
+
+
+class RolledBackRepl(AsyncResource):
+    """A REPL that can go back to its checkpoints.
+
+    Example:
+        ```python
+        with sandbox.repl(limits=ReplLimits(checkpoint="each")) as repl:
+            repl.execute("n = 1")
+            print(repl.rollback())  # 1
+        ```
+    """
+
+    _worker: ReplWorker
+
+    def rollback(self, k: int = 1) -> int:
+        """Go back to before one of the last blocks: all variables are as they were. Return the number of undone blocks.
+
+        The REPL goes on from a checkpoint, see `ReplLimits.checkpoint` and `ReplLimits.keep_checkpoints`. Values given
+        since are given again. Files stay as they are. Programs beside the code end.
+
+        Example:
+            ```python
+            with sandbox.repl(limits=ReplLimits(checkpoint="each", keep_checkpoints=3)) as repl:
+                for code in ("n = 1", "n = 2", "n = 3"):
+                    repl.execute(code)
+                print(repl.rollback(2), repl.get("n"))  # 2 1
+            ```
+
+        Args:
+            k: Number of checkpoints to go back. With `checkpoint="each"` each block has one.
+
+        Raises:
+            ConfigurationError: There are not so many checkpoints. The REPL is as it was.
+            ReplBusy: The REPL runs a block.
+            ReplClosed, SandboxFailed: As for `execute`.
+        """
+        return self.bind_loop().run(self._roll_back(k))
+
+    async def arollback(self, k: int = 1) -> int:
+        """Go back to before one of the last blocks as `rollback` does, awaited."""
+        return await self.bind_loop().arun(self._roll_back(k))
+
+    async def _roll_back(self, k: int) -> int:
+        if self._worker.busy.locked():
+            raise ReplBusy("this REPL runs a block: roll it back once the block has ended")
+        async with self._worker.busy:
+            undone = await to_its_end(partial(self._worker.go_back, k))
+            recorder = self._worker.recorder
+            recorder.cut(recorder.record().blocks - undone)
+            return undone
 
 
 class Inherited(Struct, frozen=True):

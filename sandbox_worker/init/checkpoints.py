@@ -1,6 +1,6 @@
-"""Init's handle on the checkpoint of its REPL: a frozen copy, from which it goes on after a kill.
+"""Init's handle on the checkpoints of its REPL: frozen copies, from which it goes on after a kill.
 
-`repl/checkpoint.py` has the theory of operation. There is one checkpoint at most, beside one that is being made. Only a
+`repl/checkpoint.py` has the theory of operation. Beside them, one may be in the making. Only a
 worker with a PID namespace and a /proc of its own has any: there init finds all other processes, and kills them.
 """
 
@@ -9,9 +9,11 @@ import os
 import select
 import signal
 import socket
+from collections.abc import Collection
 
 from sandbox_worker.init.procfs import Proc, Status
 from sandbox_worker.init.sockets import Hands
+from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.control import Checkpointed
 from sandbox_worker.wire.descriptors import A_CHECKPOINT, A_CONNECTION, CHECKPOINT_MADE, GO_ON
 
@@ -34,37 +36,37 @@ class _Checkpoint:
 
 
 class FrozenCopies:
-    """The checkpoint of a worker's REPL, and the one that is being made.
+    """The checkpoints of a worker's REPL, and the one that is being made.
 
     Args:
         proc: The /proc in which the processes are seen.
         hands: Socket to the REPL; None if this worker makes no checkpoints.
         poll: Gets the descriptors to wait for. Call `hear` for each readable one.
-        memory_bytes: Limit of memory of the REPL's processes together.
+        bounds: Limits of the REPL's processes together.
     """
 
-    def __init__(self, proc: Proc, hands: Hands | None, poll: "select.poll", memory_bytes: int) -> None:
+    def __init__(self, proc: Proc, hands: Hands | None, poll: "select.poll", bounds: ReplBounds) -> None:
         self._proc = proc
         self._hands = hands if proc.is_own else None
         self._poll = poll
-        self._memory_bytes = memory_bytes
-        self._made: _Checkpoint | None = None
+        self._memory_bytes, self._kept = bounds.memory_bytes, bounds.keep_checkpoints
+        self._made: list[_Checkpoint] = []  # the oldest one first
         self._making: _Checkpoint | None = None
 
     @property
-    def pid(self) -> int:
-        """Pid of the checkpoint; 0 if there is none."""
-        return 0 if self._made is None else self._made.pid
+    def pids(self) -> set[int]:
+        """Pids of the checkpoints."""
+        return {each.pid for each in self._made}
 
     @property
-    def number(self) -> int | None:
-        """Number of the checkpoint; None if there is none."""
-        return None if self._made is None else self._made.number
+    def numbers(self) -> list[int]:
+        """Numbers of the checkpoints."""
+        return [each.number for each in self._made]
 
     @property
     def processes(self) -> int:
-        """Number of processes that count for no limit of the REPL's: the checkpoint, and those of a fork."""
-        return (self._made is not None) + 2 * (self._making is not None)
+        """Number of processes that count for no limit of the REPL's: the checkpoints, and those of a fork."""
+        return len(self._made) + 2 * (self._making is not None)
 
     def prepare(self, number: int, repl_pid: int | None, inherited_bytes: int) -> str | None:
         """Hand the REPL the socket of a checkpoint. Return why it can make none now, as one clause; else None.
@@ -80,6 +82,10 @@ class FrozenCopies:
         memory_bytes = max(0, status.memory_bytes - inherited_bytes)
         if 2 * memory_bytes > self._memory_bytes:
             return "its variables took more than half of memory_bytes"
+        taken = [self._proc.unshared_bytes(each.pid) for each in self._made] if len(self._made) > 1 else []
+        while len(taken) > 1 and 2 * (memory_bytes + sum(taken)) > self._memory_bytes:
+            taken.pop(0)
+            self._forget(self._made[0])
         self._forget(self._making)
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._making = _Checkpoint(number, own, memory_bytes)
@@ -90,8 +96,8 @@ class FrozenCopies:
         return None
 
     def hear(self, fd: int, repl_pid: int | None) -> Checkpointed | None:
-        """Take what a checkpoint says on `fd`, or its end. Return the report of a new one, which replaces the old."""
-        found = next((each for each in (self._made, self._making) if each and each.speaking.fileno() == fd), None)
+        """Take what a checkpoint says on `fd`, or its end. Return the report of a new one."""
+        found = next((each for each in (*self._made, self._making) if each and each.speaking.fileno() == fd), None)
         if found is None:
             return None
         try:
@@ -100,16 +106,17 @@ class FrozenCopies:
             return None
         except OSError:
             said = b""
-        if found is self._made or len(said) != CHECKPOINT_MADE.size:
+        if found is not self._making or len(said) != CHECKPOINT_MADE.size:
             self._forget(found)
             return None
         pid, took_s = CHECKPOINT_MADE.unpack(said)
         if pid in (1, repl_pid) or pid not in self._proc.others():  # a lie of the REPL's: then it has no checkpoint
             self._forget(found)
             return None
-        self._forget(self._made)
-        found.pid = pid
-        self._made, self._making = found, None
+        found.pid, self._making = pid, None
+        self._made.append(found)
+        if len(self._made) > self._kept:
+            self._forget(self._made[0])
         cost_s = max(0.0, min(took_s, 1.0)) + found.memory_bytes / COPIED_BYTES_IN_1_S
         return Checkpointed(found.number, cost_s)
 
@@ -118,31 +125,38 @@ class FrozenCopies:
         return None if self._making is None else self.hear(self._making.speaking.fileno(), repl_pid)
 
     def frees(self, bytes_over: float) -> bool:
-        """End the checkpoint if that frees so many bytes, and not few. Return whether it does, once it has ended."""
-        pid = self.pid
-        if not pid or self._proc.unshared_bytes(pid) < max(bytes_over, self._memory_bytes / WORTH_FREEING):
-            return False
-        self._forget(self._made)
-        with contextlib.suppress(ChildProcessError):  # the REPL has lied, and named a process of another parent
-            os.waitpid(pid, 0)
-        return True
+        """End the oldest checkpoints if that frees so many bytes, and not few. Return whether it does, once they have
+        ended."""
+        least, freed = max(bytes_over, self._memory_bytes / WORTH_FREEING), 0
+        for number, each in enumerate(self._made, 1):
+            freed += self._proc.unshared_bytes(each.pid)
+            if freed >= least:
+                for pid, old in [(old.pid, old) for old in self._made[:number]]:
+                    self._forget(old)
+                    with contextlib.suppress(ChildProcessError):  # the REPL has lied: it is no child of init
+                        os.waitpid(pid, 0)
+                return True
+        return False
 
     def ended(self, pid: int) -> None:
         """Record that a child of init has ended."""
-        if self._made is not None and self._made.pid == pid:
-            self._made.pid = 0
-            self._forget(self._made)
+        for each in [each for each in self._made if each.pid == pid]:
+            each.pid = 0
+            self._forget(each)
 
-    def resume(self, connection_fd: int) -> int | None:
-        """Have the checkpoint go on with this connection, which is closed here, while no other process lives.
+    def resume(self, number: int, connection_fd: int) -> int | None:
+        """Have a checkpoint go on with this connection, which is closed here, and end later ones. No other process of
+        the worker may live.
 
         Returns:
-            Its pid; None if there is none.
+            Its pid; None if there is none of that number.
         """
-        made = self._made
+        made = next((each for each in self._made if each.number == number), None)
         if made is None or self._hands is None:
             os.close(connection_fd)
             return None
+        for later in self._made[self._made.index(made) + 1 :]:
+            self._forget(later)
         self._hands.empty()
         pid = made.pid
         try:
@@ -156,10 +170,10 @@ class FrozenCopies:
         self._forget(made)
         return pid
 
-    def others_were_killed(self, is_spared: bool) -> None:
-        """Record that init has killed all processes, or has spared the checkpoint."""
-        if not is_spared:
-            self.ended(self.pid)
+    def others_were_killed(self, spared: Collection[int]) -> None:
+        """Record that init has killed all processes, but for checkpoints of these pids."""
+        for pid in self.pids.difference(spared):
+            self.ended(pid)
         self._forget(self._making)
 
     def _forget(self, checkpoint: _Checkpoint | None) -> None:
@@ -171,7 +185,7 @@ class FrozenCopies:
         if checkpoint.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(checkpoint.pid, signal.SIGKILL)
-        if checkpoint is self._made:
-            self._made = None
+        if checkpoint in self._made:
+            self._made.remove(checkpoint)
         else:
             self._making = None

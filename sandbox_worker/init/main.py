@@ -156,9 +156,7 @@ class Init:
         self._poll.register(children, select.POLLIN)
         self._output = ReplOutput(self._poll, spawn.bounds, self._control.say, bell)
         can_freeze = confinement.level.has_pid_namespace
-        self._checkpoints = FrozenCopies(
-            confinement.proc, hands if can_freeze else None, self._poll, spawn.bounds.memory_bytes
-        )
+        self._checkpoints = FrozenCopies(confinement.proc, hands if can_freeze else None, self._poll, spawn.bounds)
         self._programs = Programs(confinement, self._watch.pids, self._control.say, self._poll)
         self._repl = ReplProcess(
             confinement, self._control, self._output, bell, spawn.bounds, preloaded, mapping_works, hands
@@ -220,7 +218,7 @@ class Init:
             case Stop(explain=explain):
                 post_mortem = self._explained() if explain else None
                 self._end_repl()
-                self._control.say(Stopped(post_mortem=post_mortem, checkpoint=self._checkpoints.number))
+                self._control.say(Stopped(post_mortem=post_mortem, checkpoints=self._checkpoints.numbers))
             case RunProgram() | EndProgram() as request:
                 self._run_or_end_program(request, fds)
             case request:
@@ -231,7 +229,7 @@ class Init:
     ) -> tuple[Control, *tuple[int, ...]]:
         """Return the answer and the descriptors to send with it."""
         if isinstance(request, Resume):
-            return (Handed(taken=self._resume(fds[0])),)
+            return (Handed(taken=self._resume(request.number, fds[0])),)
         if isinstance(request, Checkpoint):
             self._hear_of_checkpoint()
             return (Prepared(self._checkpoints.prepare(request.number, self._repl.pid, self._inherited_bytes())),)
@@ -286,33 +284,32 @@ class Init:
         self._has_started = True
         self._repl.start(connection_fd, seed)
 
-    def _resume(self, connection_fd: int) -> bool:
-        """Have the checkpoint go on as the REPL, and return whether there is one."""
-        pid = self._checkpoints.resume(connection_fd)
+    def _resume(self, number: int, connection_fd: int) -> bool:
+        """Have a checkpoint go on as the REPL, and return whether there is one of that number."""
+        pid = self._checkpoints.resume(number, connection_fd)
         if pid is None:
             return False
         self._repl.resumed(pid)
         self._begin_to_watch()  # unlike a fresh REPL, it has run model code
         return True
 
-    def _kill_all(self, limit: WatchedLimit | None = None, *, spares_checkpoint: bool = False) -> None:
+    def _kill_all(self, limit: WatchedLimit | None = None, *, spares_checkpoints: bool = False) -> None:
         """Kill the REPL and the programs beside it."""
         self._hear_of_checkpoint()
-        pid = self._checkpoints.pid if spares_checkpoint else 0
-        if not pid:
+        pids = self._checkpoints.pids if spares_checkpoints else set()
+        if not pids:
             self._repl.kill_all()
-        is_spared = bool(pid) and self._repl.kill_all_but(pid)
-        self._checkpoints.others_were_killed(is_spared)
+        self._checkpoints.others_were_killed(self._repl.kill_all_but(pids) if pids else ())
         self._programs.all_were_killed(limit)
         self._watch.cpu_times.only(())
         self._is_watched = False  # the next block or program begins to watch again: until then only our code runs
         self._block_cpu_s = math.inf
 
     def _end_repl(self, limit: WatchedLimit | None = None) -> None:
-        """Kill the REPL and the programs, and forward their last output. The checkpoint keeps the pipes."""
-        self._kill_all(limit, spares_checkpoint=True)
+        """Kill the REPL and the programs, and forward their last output. Checkpoints keep the pipes."""
+        self._kill_all(limit, spares_checkpoints=True)
         self._output.drain()
-        if self._checkpoints.pid:
+        if self._checkpoints.pids:
             self._output.drop_stack()
         else:
             self._output.close()
@@ -392,6 +389,8 @@ class Init:
             self._repl.stop_all_but_repl()
             self._repl.signal(STACK_SIGNAL)
             stack = self._output.read_stack(wait_s)
+        elif self._output.has_stack:
+            stack = self._output.read_stack(EXPLAIN_QUICKLY_S)
         return LastSeen(
             stack=stack.decode("utf-8", "replace"),
             memory_bytes=usage.memory_bytes,

@@ -139,6 +139,11 @@ class ReplOutput:
         for pipe in self._pipes.values():
             self._finish(pipe)
 
+    @property
+    def has_stack(self) -> bool:
+        """Whether a stack was printed, maybe by a REPL that has crashed."""
+        return self._stack_fd >= 0 and pending_bytes(self._stack_fd) > 0
+
     def read_stack(self, wait_s: float) -> bytes:
         """Return the stack that the REPL was just signalled to print. It comes in pieces.
 

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Collection
 from typing import NoReturn
 
 from sandbox_worker.init.child import Confinement, may_have_threads
@@ -120,16 +121,17 @@ class ReplProcess:
                     break
         self.pid = None
 
-    def kill_all_but(self, checkpoint_pid: int) -> bool:
-        """Kill as `kill_all` does, but for a checkpoint. Return whether that was possible: otherwise all are killed.
+    def kill_all_but(self, checkpoints: Collection[int]) -> set[int]:
+        """Kill as `kill_all` does, but for checkpoints of these pids. Return those that live: none, if not all others
+        can be killed.
 
         All processes are stopped at once before they are listed, so that none starts another one meanwhile.
         """
         until = time.monotonic() + ALONE_S
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGSTOP)
-        is_alive = True
-        while is_alive and (others := self._other_pids(checkpoint_pid)):
+        spared = set(checkpoints)
+        while spared and (others := self._other_pids(spared)):
             for pid in others:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -138,16 +140,17 @@ class ReplProcess:
             signal.sigtimedwait({signal.SIGCHLD}, WAIT_FOR_END_S)
             with contextlib.suppress(ChildProcessError):
                 while pid := os.waitpid(-1, os.WNOHANG)[0]:
-                    is_alive = is_alive and pid != checkpoint_pid
+                    spared.discard(pid)
         else:
-            if is_alive and checkpoint_pid in self._confinement.proc.others():
+            spared &= {*self._confinement.proc.others()}
+            if spared:
                 self.pid = None
-                return True
+                return spared
         self.kill_all()
-        return False
+        return set()
 
-    def _other_pids(self, checkpoint_pid: int) -> list[int]:
-        return [pid for pid in self._confinement.proc.others(with_aside=True) if pid != checkpoint_pid]
+    def _other_pids(self, spared: Collection[int]) -> list[int]:
+        return [pid for pid in self._confinement.proc.others(with_aside=True) if pid not in spared]
 
     def resumed(self, pid: int) -> None:
         """Go on with a checkpoint as the REPL."""
@@ -194,7 +197,7 @@ class ReplProcess:
         begin_with(seed if self._preloaded.seed is None else self._preloaded.seed)
         memory_reserve.report_memory(self._bounds.memory_bytes)
         preloaded, bounds = self._preloaded, self._bounds
-        descriptors = None if self._hands is None else HandedDescriptors()
+        descriptors = None if self._hands is None else HandedDescriptors(bounds.copies)
         handed = None
         if descriptors is not None and bounds.later_context_bytes:
             handed = HandedContexts(descriptors, reserve, self._mapping_works)

@@ -21,6 +21,7 @@ REPL has further threads.
 """
 
 import contextlib
+import faulthandler
 import os
 import random
 import resource
@@ -35,14 +36,20 @@ from sandbox_worker.wire.descriptors import (
     CONNECTION_FD,
     GO_ON,
     HANDED_FD,
+    STACK_FD,
     receive,
 )
 
 
 class HandedDescriptors:
-    """Receiver of the descriptors that init hands to this process, sorted by the packets beside them."""
+    """Receiver of the descriptors that init hands to this process, sorted by the packets beside them.
 
-    def __init__(self) -> None:
+    Attributes:
+        copies: Processes that checkpoints may have, beyond those of code. See `ReplBounds`.
+    """
+
+    def __init__(self, copies: int) -> None:
+        self.copies = copies
         self._socket: socket.socket | None = None  # made when it is needed: most REPLs are handed nothing
         self._waiting: defaultdict[bytes, list[int]] = defaultdict(list)
 
@@ -80,10 +87,15 @@ def make_checkpoint(handed: HandedDescriptors) -> bool:
     speaking = _newest(handed)
     if speaking is None:
         return False
+    if not faulthandler.is_enabled():  # not in each fresh REPL: it takes eight system calls
+        faulthandler.enable(file=STACK_FD)  # a crash in C code prints its stack there
     began, state = time.monotonic(), random.getstate()
-    allowed, most = resource.getrlimit(resource.RLIMIT_NPROC)
-    _allow_processes(most)  # two more than code may have: the copy, and its parent for a moment
-    made, there = os.pipe()
+    try:
+        made, there = os.pipe()
+    except OSError:  # model code has left too few descriptors
+        os.close(speaking)
+        return False
+    _allow_processes(handed.copies, 0)
     try:
         middle = os.fork()
     except OSError:  # too many processes, or too little memory
@@ -92,7 +104,7 @@ def make_checkpoint(handed: HandedDescriptors) -> bool:
         _fork_again()
         os.close(made)
         _freeze(speaking, there, began)
-        _go_on(handed, state, allowed)
+        _go_on(handed, state)
         return True
     os.close(speaking)
     os.close(there)
@@ -101,7 +113,7 @@ def make_checkpoint(handed: HandedDescriptors) -> bool:
         with contextlib.suppress(ChildProcessError):  # model code ignores SIGCHLD
             os.waitpid(middle, 0)
     os.close(made)
-    _allow_processes(min(most, allowed + 1))
+    _allow_processes(handed.copies, 1)  # no parent of a copy is left
     return False
 
 
@@ -139,7 +151,7 @@ def _freeze(speaking: int, there: int, began: float) -> None:
         os._exit(0)
 
 
-def _go_on(handed: HandedDescriptors, state: object, allowed: int) -> None:
+def _go_on(handed: HandedDescriptors, state: object) -> None:
     """Take the fresh connection. The number of its descriptor is the old one's, so that all objects find it."""
     try:
         connection = handed.take(A_CONNECTION)
@@ -149,12 +161,13 @@ def _go_on(handed: HandedDescriptors, state: object, allowed: int) -> None:
             os.dup2(connection, CONNECTION_FD, inheritable=False)
             os.close(connection)
         random.setstate(state)  # type: ignore[arg-type] # `random` has drawn a new one after the fork
-        _allow_processes(allowed)
+        _allow_processes(handed.copies, 2)  # nor is this copy one
     except BaseException:  # noqa: BLE001 - as above
         os._exit(0)
 
 
-def _allow_processes(number: int) -> None:
-    """Set the soft limit of processes, unless model code has lowered the hard one."""
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NPROC, (number, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+def _allow_processes(copies: int, unused: int) -> None:
+    """Allow so many more processes than code may have, but for unused ones, unless code has lowered the limit."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    if allowed >= most - copies:
+        resource.setrlimit(resource.RLIMIT_NPROC, (max(0, most - unused), most))

@@ -59,10 +59,16 @@ class Start(Control, frozen=True):
 
 
 class Resume(Control, frozen=True):
-    """Command to have the checkpoint go on as the REPL. Its connection travels beside it, as for `Start`.
+    """Command to have a checkpoint go on as the REPL, and to end later ones. Its connection travels beside it, as for
+    `Start`.
 
-    The answer is `Handed`: not taken if there is no checkpoint.
+    The answer is `Handed`: not taken if there is no such checkpoint.
+
+    Attributes:
+        number: Number of the checkpoint.
     """
+
+    number: int
 
 
 class Checkpoint(Control, frozen=True):
@@ -235,15 +241,15 @@ class Drained(Control, frozen=True):
 
 
 class Stopped(Control, frozen=True):
-    """Report: all processes of the REPL have ended, but for its checkpoint.
+    """Report: all processes of the REPL have ended, but for its checkpoints.
 
     Attributes:
         post_mortem: State of the REPL before its end, if it was asked for.
-        checkpoint: Number of the checkpoint; None if there is none.
+        checkpoints: Numbers of the checkpoints.
     """
 
     post_mortem: LastSeen | None = None
-    checkpoint: int | None = None
+    checkpoints: list[int] = []
 
 
 class Prepared(Control, frozen=True):
@@ -253,7 +259,7 @@ class Prepared(Control, frozen=True):
 
 
 class Checkpointed(Control, frozen=True):
-    """Report: the REPL has made a checkpoint, in place of an older one.
+    """Report: the REPL has made a checkpoint, in place of the oldest one if there are too many.
 
     Attributes:
         number: Its number.

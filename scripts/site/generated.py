@@ -165,6 +165,8 @@ def _amount(name: str, value: Any) -> str:
     """Return the default of a limit, with its unit."""
     if value is None:
         return "no bound"
+    if isinstance(value, str):
+        return f"`{value}`"
     if name.endswith("_bytes"):
         for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
             if value and not value % size:

@@ -184,7 +184,8 @@ AS_DOCUMENTED: dict[str, tuple[float | None, float, float | None]] = {
 
 def test_each_limit_has_its_default_and_its_bounds() -> None:
     assert {name: getattr(Limits(), name) for name in Limits.fields} == {
-        "checkpoint": "never",
+        "checkpoint": "auto",
+        "keep_checkpoints": 1,
         **{name: default for name, (default, _, _) in AS_DOCUMENTED.items()},
     }
     for name, (_, least, most) in AS_DOCUMENTED.items():

@@ -133,7 +133,7 @@ def _outcome(number: int, block: Block, printed: dict[str, str]) -> str:
 
 
 def _after_kill(blocks_undone: int | None) -> str:
-    """Return the state of the variables after a kill."""
+    """Return what a kill has left of the variables."""
     if blocks_undone is None:
         return "The REPL was killed and started afresh: `context` is in place, all your variables are lost."
     if blocks_undone == 1:

@@ -268,7 +268,7 @@ def _bounds(facts: Facts) -> str:
     return (
         f"What one reply's blocks print is cut to {facts.shown_chars:,} characters. A block may compute for "
         f"{limits.block_timeout_s:g} s, waiting for models not counted; then it is interrupted, and if it does not "
-        "react it is killed and its variables are lost. "
+        "react it is killed, and its variables may be lost. "
         f"You have {limits.iterations(facts.depth)} turns; a reply is a turn. Submit the best that you have before "
         "they are used up."
         + (f" You and your children have {means} in all: `budget()` says what is left." if means else "")

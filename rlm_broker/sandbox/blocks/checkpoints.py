@@ -7,9 +7,13 @@ can lose is cheap to do again.
 """
 
 import math
+from collections.abc import Collection
+from types import MappingProxyType
+from typing import Final
 
 from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.broker.transport.session import Wanted
+from rlm_broker.errors import ConfigurationError
 from sandbox_worker.wire.control import Checkpointed
 
 WORTH = 20
@@ -17,6 +21,14 @@ WORTH = 20
 LEAST_COST_S = 0.025
 """Least seconds that a checkpoint counts, and those of the first one. On a quiet machine it takes a tenth of that. So a
 REPL of short blocks makes none, and a kill loses half a second of work that is cheap to do again."""
+NONE: Final = MappingProxyType(
+    {
+        "auto": 'none was worth its cost yet, and checkpoint="each" makes one before each block',
+        "each": "no block has made one since",
+        "never": "its isolation or its limit `checkpoint` permits none",
+    }
+)
+"""Reason why a REPL has no checkpoint, by `ReplLimits.checkpoint`."""
 AFTER_REFUSAL = 2
 """Ratio of the seconds that a kill would lose to those at the last refusal, above which init is asked again."""
 
@@ -45,30 +57,36 @@ class Checkpoints:
 
     Args:
         mode: As `ReplLimits.checkpoint`.
+        kept: As `ReplLimits.keep_checkpoints`.
 
     Attributes:
-        problem: Reason why init has refused the last one, as one clause; None if it has not.
+        problem: Reason why there is none, as one clause; None if there is one, or none was due.
     """
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, kept: int = 1) -> None:
         self.problem: str | None = None
-        self._mode = mode
+        self._mode, self._kept = mode, kept
         self._numbers = 0
         self._cost_s = LEAST_COST_S
         self._refused_at_s = 0.0
         self._work_s = 0.0
         self._blocks = 0
         self._asked: Point | None = None
-        self._made: Point | None = None
+        self._made: list[Point] = []  # the oldest one first
 
     @property
     def is_due(self) -> bool:
         """Whether one is to be made before the next block."""
         if self._mode != "auto":
             return self._mode == "each"
-        last = self._asked or self._made
+        last = self._asked or (self._made[-1] if self._made else None)
         lost_s = self._work_s - (0.0 if last is None else last.work_s)
         return lost_s > max(WORTH * self._cost_s, AFTER_REFUSAL * self._refused_at_s)
+
+    def cannot_be(self) -> None:
+        """Record that the sandbox can make none. Only who wants one before each block is told so after a kill."""
+        if self._mode == "auto":
+            self._mode = "never"
 
     def next_number(self) -> int:
         """Return the number of the next checkpoint."""
@@ -87,7 +105,7 @@ class Checkpoints:
     def made(self, said: Checkpointed) -> None:
         """Record that the REPL has made the one that it was asked for."""
         if self._asked is not None and self._asked.number == said.number:
-            self._made, self._asked = self._asked, None
+            self._made, self._asked = [*self._made, self._asked][-self._kept :], None
             self._cost_s = max(LEAST_COST_S, said.cost_s if math.isfinite(said.cost_s) else 0.0)
 
     def block_ended(self, wanted: Wanted, seconds: float) -> None:
@@ -98,24 +116,43 @@ class Checkpoints:
 
     def provided(self, more: Provisions, context: str | None = None) -> None:
         """Record provisions, of which a checkpoint does not know."""
-        for point in (self._asked, self._made):
+        for point in (self._asked, *self._made):
             if point is not None:
                 point.provisions.add(more)
                 if context is not None:
                     point.contexts.append(context)
 
-    def point(self, number: int | None) -> Point | None:
-        """Return the checkpoint that init has under this number."""
-        return self._made if self._made is not None and self._made.number == number else None
+    def point(self, numbers: Collection[int], back: int = 1) -> Point | None:
+        """Return the checkpoint that lies so many back, of those of these numbers, which init has. If there is none,
+        `problem` says why."""
+        living = [each for each in self._made if each.number in numbers]
+        if len(living) >= back:
+            return living[-back]
+        if self._made:
+            self.problem = "it had ended before, or its memory was needed"
+        elif self._asked is not None:
+            self.problem = "the REPL could not make it"
+        return None
+
+    def require(self, back: int) -> None:
+        """Raise ConfigurationError unless there are so many checkpoints."""
+        if type(back) is not int or back < 1:
+            raise ConfigurationError(f"k = {back!r}: give a number of checkpoints, from 1 on")
+        if self._made and back > len(self._made):
+            advice = f": raise keep_checkpoints = {self._kept} in its limits" if back > self._kept else ""
+            raise ConfigurationError(f"k = {back}, and the REPL has made {len(self._made)} checkpoints{advice}")
+        if not self._made:
+            raise ConfigurationError(f"there is no checkpoint to go back to: {self.problem or NONE[self._mode]}")
 
     def rolled_back(self, point: Point) -> int:
         """Record that the REPL goes on from there. Return the number of ended blocks whose variables are lost."""
         undone = self._blocks - point.blocks
         self._work_s, self._blocks = point.work_s, point.blocks
-        self._asked = self._made = None
+        self._asked, self._made = None, self._made[: self._made.index(point)]
         return undone
 
     def all_is_lost(self) -> None:
         """Record that a fresh REPL takes the place of the last."""
         self._work_s, self._blocks, self._refused_at_s, self._cost_s = 0.0, 0, 0.0, LEAST_COST_S
-        self._asked = self._made = self.problem = None
+        self._asked = self.problem = None
+        self._made = []

@@ -70,11 +70,11 @@ class StartedWorker:
             connection.provide(self._context)
         return connection
 
-    async def resume(self, block: int) -> Connection | None:
-        """Have the checkpoint go on as the REPL, and return its connection; None if there is none. `block` is the
-        number of the last block, after which it counts on."""
+    async def resume(self, checkpoint: int, block: int) -> Connection | None:
+        """Have the checkpoint of that number go on as the REPL, and return its connection; None if there is none.
+        `block` is the number of the last block, after which it counts on."""
         with shortage_told(_NO_REPL):
-            return await self._cold_start.resume(self.worker, self.limits, block)
+            return await self._cold_start.resume(self.worker, self.limits, checkpoint, block)
 
     async def end(self) -> None:
         """Kill the worker, and return when it is gone. Has no effect when repeated."""
@@ -128,13 +128,13 @@ class ColdStart:
             raise
         return connection
 
-    async def resume(self, worker: Worker, limits: ReplLimits, block: int) -> Connection | None:
-        """Have the checkpoint of a worker go on as the REPL, on a fresh connection, see `StartedWorker.resume`."""
+    async def resume(self, worker: Worker, limits: ReplLimits, checkpoint: int, block: int) -> Connection | None:
+        """Have a checkpoint of a worker go on as the REPL, on a fresh connection, see `StartedWorker.resume`."""
         quick = limits.replace(start_timeout_s=min(limits.start_timeout_s, RESUMES_S))
         connection, connected = await self._connect(quick, block=block)
         try:
             with connected:
-                is_taken = await worker.resume(connected.fileno())
+                is_taken = await worker.resume(checkpoint, connected.fileno())
             if is_taken:
                 await self._ready(connection, quick)
                 return connection

@@ -42,7 +42,7 @@ class Worker:
             time.
         on_checkpointed: Called when the REPL has made a checkpoint.
         on_change: Called when `died` or `gone` changes.
-        checkpoint: Number of the checkpoint that the last `stop` has spared; None if there was none.
+        checkpoints: Numbers of the checkpoints that the last `stop` has spared.
         cpus: CPUs for all its processes.
         seed: Seed of the random numbers in each of its REPLs: the fork server's, or else one of its own.
         scratch: Its folder on the host, at a level without a root of its own; else empty.
@@ -63,7 +63,7 @@ class Worker:
         self.on_written: Callable[[control.Written], None] = _ignore
         self.on_burned: Callable[[float], None] = _ignore
         self.on_checkpointed: Callable[[control.Checkpointed], None] = _ignore
-        self.checkpoint: int | None = None
+        self.checkpoints: list[int] = []
         self.on_change: Callable[[], None] = _ignore
         self.cpus = len(os.sched_getaffinity(0))
         self.scratch = scratch
@@ -104,7 +104,7 @@ class Worker:
 
     async def start(self, connection_fd: int, timeout_s: float) -> None:
         """Fork a REPL that uses `connection_fd`, after all processes of the last one were killed."""
-        self.died = self.checkpoint = None
+        self.died, self.checkpoints = None, []
         self._begun_at = -math.inf
         await self._exchange([(control.Start(self.seed), connection_fd)], control.Started, timeout_s=timeout_s)
 
@@ -115,11 +115,12 @@ class Worker:
         assert isinstance(prepared, control.Prepared)
         return prepared.problem
 
-    async def resume(self, connection_fd: int) -> bool:
-        """Have the checkpoint go on as the REPL, with `connection_fd`, after `stop`. Return whether there is one."""
-        self.died = self.checkpoint = None
+    async def resume(self, checkpoint: int, connection_fd: int) -> bool:
+        """Have the checkpoint of that number go on as the REPL, with `connection_fd`, after `stop`. Return whether it
+        is there."""
+        self.died, self.checkpoints = None, []
         self._begun_at = -math.inf
-        (handed,) = await self._exchange([(control.Resume(), connection_fd)], control.Handed)
+        (handed,) = await self._exchange([(control.Resume(checkpoint), connection_fd)], control.Handed)
         assert isinstance(handed, control.Handed)
         return handed.taken
 
@@ -159,12 +160,12 @@ class Worker:
         await self._exchange([(control.Drain(), None)], control.Drained)
 
     async def stop(self, explain: bool = False) -> control.LastSeen | None:
-        """Kill the REPL and all that it started, but for its checkpoint; return when they have ended and their last
+        """Kill the REPL and all that it started, but for its checkpoints; return when they have ended and their last
         output was passed on. If init is to `explain`, it looks at the REPL first, and its state is returned."""
         (stopped,) = await self._exchange([(control.Stop(explain=explain), None)], control.Stopped)
         assert isinstance(stopped, control.Stopped)
         self.died = None
-        self.checkpoint = stopped.checkpoint
+        self.checkpoints = stopped.checkpoints
         return stopped.post_mortem
 
     async def open_file(self, request: control.OpenToRead | control.OpenToWrite) -> int:

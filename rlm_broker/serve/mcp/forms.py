@@ -107,12 +107,16 @@ class Ran(BaseModel):
 
     repl: Annotated[str | None, Field(description="Pass it to go on with the variables; null if the REPL is gone.")]
     status: Annotated[
-        Literal["ok", "error", "exited", "interrupted", "killed"], Field(description="killed: its variables are gone.")
+        Literal["ok", "error", "exited", "interrupted", "killed"],
+        Field(description="killed: blocks_undone says which variables are lost."),
     ]
     stdout: str
     stderr: str
     error: Annotated[str | None, Field(description="One line with the reason, unless ok.")] = None
     limit: Annotated[str | None, Field(description="Name of the limit that ended it.")] = None
+    blocks_undone: Annotated[
+        int | None, Field(description="If killed: blocks whose variables are lost, this one included; null for all.")
+    ] = None
     seconds: float
     variables: list[VariableMade] = []
     pictures: Annotated[int, Field(description="Number of images beside the text.")] = 0

@@ -68,6 +68,7 @@ def block_outcome(block: Block, repl: str | None) -> types.CallToolResult:
         stderr=cut(block.stderr, MOST_CHARS),
         error=None if block.error is None else cut(block.error, ROOM_CHARS),
         limit=block.limit,
+        blocks_undone=block.blocks_undone,
         seconds=round(block.execution_time, 3),
         variables=variables,
         pictures=len(pictures),
@@ -85,6 +86,9 @@ def _block_text(block: Block, repl: str | None) -> str:
     parts = ["\n".join(text.rstrip("\n") for text in printed if text.strip("\n"))]
     if block.status != "ok" and not (block.status == "error" and block.stderr):
         parts.append(cut(f"{block.status}: {block.error}", ROOM_CHARS // 2))
+    if block.status == "killed" and repl is not None:
+        undone = block.blocks_undone
+        parts.append(f"[variables are lost: {'all' if undone is None else f'those of the last {undone} blocks run'}]")
     if block.displays_omitted:
         parts.append(f"[{block.displays_omitted:,} further displays were not kept]")
     gone = "[the REPL is gone, with its variables: leave out repl to begin a new one]"

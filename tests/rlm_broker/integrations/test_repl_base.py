@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from rlm_broker import Sandbox
+from rlm_broker import ReplLimits, Sandbox
 from rlm_broker.errors import ValueUnavailable
 from rlm_broker.integrations.repl_base import PeerRepl
 from tests.support.forked_child import in_child
+from tests.support.launcher import needs_strict
 from tests.support.processes import living_below
 from tests.support.tables import table
 from tests.support.waiting import until_now
@@ -94,6 +95,15 @@ def test_death_amid_a_tool_call_ends_the_object(peer: Callable[..., PeerRepl]) -
     ends.set()
     with pytest.raises(Refused, match=r"the thing was shut down and its session has ended \(its process has ended"):
         repl.execute("1")
+
+
+@needs_strict
+def test_object_with_a_checkpoint_goes_on(peer: Callable[..., PeerRepl]) -> None:
+    repl = peer(limits=ReplLimits(checkpoint="each"))
+    repl.execute("made = 1")
+    with pytest.raises(Refused, match=r"exit code 3 .*\. Executions undone: 1; earlier variables are there$"):
+        repl.execute("made = 2\nimport os; os._exit(3)")
+    assert repl.execute("made").value == 1
 
 
 def test_object_that_survives_a_death_has_what_it_keeps(peer: Callable[..., PeerRepl]) -> None:

@@ -14,6 +14,7 @@ from rlm_broker import ReplLimits, Sandbox
 from rlm_broker.errors import ValueUnavailable
 from rlm_broker.integrations import rlms
 from rlm_broker.integrations.rlms import SandboxREPL
+from tests.support.launcher import needs_strict
 
 
 @pytest.fixture
@@ -86,6 +87,15 @@ def test_contexts_and_histories_are_numbered_and_outlive_a_kill(environment: Cal
     late = environment()
     assert late.add_context("only") == 0
     assert late.execute_code("context_0 = 1\nprint(context)").stdout == "only\n"
+
+
+@needs_strict
+def test_rollback_keeps_what_code_has_made_of_values(environment: Callable[..., SandboxREPL]) -> None:
+    made = environment(context_payload="first", custom_tools={"base": 3}, limits=ReplLimits(checkpoint="each"))
+    made.execute_code("base += 1; kept = 5; answer['content'] = 'half'")
+    made.execute_code("import os; os._exit(3)")
+    shown = made.execute_code("print(base, kept, context, answer, 'os' in globals())").stdout
+    assert shown == "4 5 first {'content': 'half', 'ready': False} False\n"
 
 
 def test_given_values_are_not_read_back(environment: Callable[..., SandboxREPL]) -> None:

@@ -30,6 +30,7 @@ from rlm_broker.nodes import agent as agents
 from rlm_broker.nodes import node as node_module
 from rlm_broker.sandbox.workers import zygote_process
 from sandbox_worker.wire.control import OpenToWrite
+from tests.support.launcher import needs_strict
 from tests.support.nodes import LocalNodes
 from tests.support.waiting import until, until_now
 
@@ -209,6 +210,14 @@ async def test_contexts_that_are_held_are_bounded(monkeypatch: pytest.MonkeyPatc
                     assert (await repl.aexecute("print(len(context))")).stdout == "100000\n"
         assert len(nodes._placement.nodes[0].held) == 3
         await until(lambda: agent.num_fds() <= before + 3)
+
+
+@needs_strict
+async def test_killed_block_leaves_the_variables_as_they_were(nodes: LocalNodes) -> None:
+    async with nodes.repl("text", limits=ReplLimits(checkpoint="each")) as repl:
+        await repl.aexecute("rows = (n for n in range(3)); next(rows)")
+        assert (await repl.aexecute("import os; os._exit(1)")).blocks_undone == 1
+        assert (await repl.aexecute("print(next(rows), context)")).stdout == "1 text\n"
 
 
 async def test_limits_and_interrupts_hold(nodes: LocalNodes) -> None:

@@ -38,7 +38,7 @@ FROM_ZYGOTE = [
 TO_INIT = [
     control.Load(piece=ContextPiece(ContextForm("text", 3, 1, True))),
     control.Start(),
-    control.Resume(),
+    control.Resume(3),
     control.Checkpoint(number=3),
     control.Hand(),
     control.Begin(cpu_s=120.5, is_late=True),
@@ -63,7 +63,7 @@ FROM_INIT = [
     control.Checkpointed(number=3, cost_s=0.5),
     control.Interrupted(),
     control.Drained(),
-    control.Stopped(post_mortem=control.LastSeen("stack", 1, 0.5, 2, 3), checkpoint=3),
+    control.Stopped(post_mortem=control.LastSeen("stack", 1, 0.5, 2, 3), checkpoints=[1, 3]),
     control.Opened(),
     control.Listed(entries=[control.ListedEntry(b"\xff", "file", 5)], is_all=True),
     control.Removed(),

@@ -54,13 +54,13 @@ def test_rollback_knows_what_is_lost() -> None:
     checkpoints.asked(2)  # and it was not made
     checkpoints.provided(Provisions.of({"c": 1}, 1000))
     checkpoints.block_ended(NOTHING, 1.0)
-    assert checkpoints.point(None) is None
-    assert checkpoints.point(2) is None
-    point = checkpoints.point(1)
+    assert checkpoints.point([]) is None
+    assert checkpoints.point([2]) is None
+    point = checkpoints.point([1])
     assert point is not None
     assert (point.provisions.names(), point.contexts) == ({"a", "b", "c"}, ["context_1"])
     assert checkpoints.rolled_back(point) == 2
-    assert checkpoints.point(1) is None
+    assert checkpoints.point([1]) is None
     assert checkpoints.is_due  # the state is worth as much as before, and has no checkpoint any more
 
 
@@ -73,3 +73,17 @@ def test_false_cost_keeps_to_its_bound() -> None:
     checkpoints.made(Checkpointed(7, cost_s=1e9))  # never asked for
     checkpoints.block_ended(NOTHING, 0.001)
     assert checkpoints.is_due
+
+
+def test_older_checkpoints_stay_up_to_the_bound() -> None:
+    checkpoints = Checkpoints("each", 2)
+    for number in (1, 2, 3):
+        checkpoints.asked(number)
+        checkpoints.made(Checkpointed(number, cost_s=0.001))
+        checkpoints.block_ended(NOTHING, 1.0)
+    found = [checkpoints.point([1, 2, 3], back) for back in (1, 2, 3)]
+    assert [each and each.number for each in found] == [3, 2, None]
+    last = checkpoints.point([2])  # code has ended the newer one
+    assert last is not None
+    assert (last.number, checkpoints.rolled_back(last)) == (2, 2)
+    assert checkpoints.point([2]) is None

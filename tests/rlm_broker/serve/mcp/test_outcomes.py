@@ -54,6 +54,9 @@ def test_killed_block_says_what_is_gone() -> None:
         "killed: its process ended by itself",
         "[the REPL is gone, with its variables: leave out repl to begin a new one]",
     ]
+    told = block_outcome(dataclasses.replace(killed, blocks_undone=2), "repl_1")
+    assert told.structured_content["blocks_undone"] == 2
+    assert "[variables are lost: those of the last 2 blocks run]" in text(told)
 
 
 def test_lone_surrogates_are_escaped() -> None:
