@@ -480,8 +480,7 @@ class SandboxedRepl(SuppliedRepl, RolledBackRepl):
                 self._contexts,
                 fields,
             )
-            recorder = self._worker.recorder
-            recorded = recorder.begun(code, wanted, connection.block + 1)
+            recorded = (recorder := self._worker.recorder).begun(code, wanted, connection.block + 1)
             try:
                 result = await run.result(code, wanted)
             except (FrameTooLarge, UnicodeEncodeError) as error:

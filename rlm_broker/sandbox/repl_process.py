@@ -417,7 +417,10 @@ class RolledBackRepl(AsyncResource):
         if self._worker.busy.locked():
             raise ReplBusy("this REPL runs a block: roll it back once the block has ended")
         async with self._worker.busy:
-            return await to_its_end(partial(self._worker.go_back, k))
+            undone = await to_its_end(partial(self._worker.go_back, k))
+            recorder = self._worker.recorder
+            recorder.cut(recorder.record().blocks - undone)
+            return undone
 
 
 class Inherited(Struct, frozen=True):

@@ -13,7 +13,7 @@ from tests.support.processes import living_below
 from tests.support.waiting import until_now
 
 pytestmark = needs_strict
-EACH = ReplLimits(checkpoint="each", block_timeout_s=1, interrupt_grace_s=0.2, memory_bytes=256 << 20)
+EACH = ReplLimits(checkpoint="each", max_replay_s=0, block_timeout_s=1, interrupt_grace_s=0.2, memory_bytes=256 << 20)
 FIND = "[int(p) for p in os.listdir('/proc') if p.isdigit() and int(p) not in (1, os.getpid())]"
 STARTS = "import os, signal, time, socket, resource, threading\nx = 1\n"
 

@@ -427,7 +427,7 @@ def killed_block(
         seen: State of the REPL just before, as init saw it.
         limit: Name of the limit that was reached, or None.
         undone: Number of blocks whose variables are lost with the REPL, this one included; None for all of them.
-        lost: Sentence on what has not come back, and why; empty if there is nothing to tell.
+        lost: Sentences on what has not come back, and why; empty if there is nothing to tell.
     """
     stdout, stderr = output.finish()
     sentence = sentence_of_death(why, seen)

@@ -157,19 +157,20 @@ class Replays:
         return len(places) + 1 - back if back or is_on_top else None
 
     def told(self, undone: int | None) -> str:
-        """Return a sentence on what has not come back of a killed REPL, and why; empty if all has.
+        """Return sentences on what has not come back of a killed REPL, and why; empty if all has.
 
         Args:
             undone: Number of blocks whose variables are lost; None for all of them.
         """
-        whys = [self.replayed.problem if self._limits.max_replay_s else None]
-        if undone is None and self._worker.checkpoints.problem is not None:
-            whys.insert(0, f"there was no checkpoint, since {self._worker.checkpoints.problem}")
-        why = "; ".join(filter(None, whys))
-        if why:
-            return f"{'No variables' if undone is None else 'Not all variables'} came back: {why}"
-        has_lost_files = self.replayed.blocks and self._worker.has_new_folder
-        return "Files that the killed block wrote are gone" if has_lost_files else ""
+        told = []
+        if undone is None and (why := self._worker.checkpoints.problem) is not None:
+            told.append(f"There was no checkpoint of its variables: {why}")
+        if self.replayed.problem is not None and self._limits.max_replay_s:
+            back = "No variables" if undone is None else "Not all variables"
+            told.append(f"{back} came back: {self.replayed.problem}")
+        elif self.replayed.blocks and self._worker.has_new_folder:
+            told.append("Files that the killed block wrote are gone")
+        return ". ".join(told)
 
     def _vain(self, blocks: int) -> str | None:
         """Return why a REPL is not replayed that has been killed again and again, as a clause. Its blocks may have
