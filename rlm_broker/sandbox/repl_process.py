@@ -214,7 +214,6 @@ class ReplWorker:
         await self.end_repl()
         if (undone := await self.roll_back(back)) is None:
             raise SandboxFailed(f"the REPL cannot go back to this checkpoint: {self.checkpoints.problem or LOST}")
-        self.recorder.cut(self.recorder.record().blocks - undone)
         return undone
 
     async def roll_back(self, back: int = 1) -> int | None:
