@@ -135,7 +135,7 @@ class ReplWorker:
             checkpoints.refused(problem)
             return wanted
         checkpoints.asked(number)
-        return wanted._replace(checkpoint=True)
+        return wanted._replace(checkpoint=self._limits.keep_checkpoints + 1)
 
     async def go_back(self, back: int) -> int:
         """Kill the REPL process, and go on from the checkpoint that lies so many checkpoints back. The caller holds
