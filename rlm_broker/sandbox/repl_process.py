@@ -149,6 +149,7 @@ class ReplWorker:
             SandboxFailed: The checkpoint could not go on. The next block begins with what there is.
         """
         await self.require_repl()
+        await self.worker.drain()  # init may not have told yet of the checkpoint of the last block
         self.checkpoints.require(back)
         await self.end_repl()
         if (undone := await self.roll_back(back)) is None:
