@@ -196,7 +196,7 @@ class ReplWorker:
             checkpoints.refused(problem)
             return wanted
         checkpoints.asked(number)
-        return wanted._replace(checkpoint=True)
+        return wanted._replace(checkpoint=self._limits.keep_checkpoints + 1)
 
     async def go_back(self, back: int) -> int:
         """Kill the REPL process, and go on from the checkpoint that lies so many checkpoints back. The caller holds
@@ -210,6 +210,7 @@ class ReplWorker:
             SandboxFailed: The checkpoint could not go on. The next block begins with what there is.
         """
         await self.require_repl()
+        await self.worker.drain()  # init may not have told yet of the checkpoint of the last block
         self.checkpoints.require(back)
         await self.end_repl()
         if (undone := await self.roll_back(back)) is None:

@@ -214,6 +214,7 @@ class Init:
                 self._control.say(Interrupted())
             case Drain():
                 self._output.drain()
+                self._hear_of_checkpoint()
                 self._control.say(Drained())
             case Stop(explain=explain):
                 post_mortem = self._explained() if explain else None

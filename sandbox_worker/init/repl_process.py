@@ -197,9 +197,9 @@ class ReplProcess:
         begin_with(seed if self._preloaded.seed is None else self._preloaded.seed)
         memory_reserve.report_memory(self._bounds.memory_bytes)
         preloaded, bounds = self._preloaded, self._bounds
-        descriptors = None if self._hands is None else HandedDescriptors(bounds.copies)
-        handed = None
-        if descriptors is not None and bounds.later_context_bytes:
+        descriptors = handed = None
+        if bounds.later_context_bytes:
+            descriptors = HandedDescriptors()
             handed = HandedContexts(descriptors, reserve, self._mapping_works)
         rest = preloaded.variables, handed, preloaded.undecoded, descriptors
         try:

@@ -111,7 +111,7 @@ def lock_down_repl(
         if level.has_user_namespace or shared.worker_ids is not None:  # else it would count all processes of the user
             # One more than init may fork: the child that waits for a program takes no process away from code. The REPL
             # allows itself more for checkpoints. If code does so, the watch still counts its processes.
-            copies = bounds.repl.copies if level.has_pid_namespace else 0
+            copies = bounds.repl.keep_checkpoints + 1 if level.has_pid_namespace else 0
             most = bounds.repl.max_processes + (level.runs_programs and bounds.allow_exec) + copies
             rlimits.set_hard(resource.RLIMIT_NPROC, most, copies)
     if not level.is_security_boundary:

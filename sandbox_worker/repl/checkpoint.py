@@ -23,9 +23,9 @@ REPL has further threads.
 import contextlib
 import faulthandler
 import os
-import random
 import resource
 import socket
+import sys
 import time
 from collections import defaultdict
 
@@ -42,14 +42,9 @@ from sandbox_worker.wire.descriptors import (
 
 
 class HandedDescriptors:
-    """Receiver of the descriptors that init hands to this process, sorted by the packets beside them.
+    """Receiver of the descriptors that init hands to this process, sorted by the packets beside them."""
 
-    Attributes:
-        copies: Processes that checkpoints may have, beyond those of code. See `ReplBounds`.
-    """
-
-    def __init__(self, copies: int) -> None:
-        self.copies = copies
+    def __init__(self) -> None:
         self._socket: socket.socket | None = None  # made when it is needed: most REPLs are handed nothing
         self._waiting: defaultdict[bytes, list[int]] = defaultdict(list)
 
@@ -78,8 +73,11 @@ class HandedDescriptors:
         self._waiting.clear()
 
 
-def make_checkpoint(handed: HandedDescriptors) -> bool:
+def make_checkpoint(handed: HandedDescriptors, copies: int) -> bool:
     """Fork a checkpoint by the socket that init has handed over. If there is none, or it cannot be made, do without.
+
+    Args:
+        copies: Processes that checkpoints may have, beyond those of code.
 
     Returns:
         False in the REPL; True in the checkpoint, when it goes on as the REPL on a fresh connection.
@@ -89,13 +87,15 @@ def make_checkpoint(handed: HandedDescriptors) -> bool:
         return False
     if not faulthandler.is_enabled():  # not in each fresh REPL: it takes eight system calls
         faulthandler.enable(file=STACK_FD)  # a crash in C code prints its stack there
-    began, state = time.monotonic(), random.getstate()
+    began = time.monotonic()
+    random = sys.modules.get("random")  # not imported here: it would draw a new state in each process that is forked
+    state = None if random is None else random.getstate()
     try:
         made, there = os.pipe()
     except OSError:  # model code has left too few descriptors
         os.close(speaking)
         return False
-    _allow_processes(handed.copies, 0)
+    _allow_processes(copies, 0)
     try:
         middle = os.fork()
     except OSError:  # too many processes, or too little memory
@@ -104,7 +104,7 @@ def make_checkpoint(handed: HandedDescriptors) -> bool:
         _fork_again()
         os.close(made)
         _freeze(speaking, there, began)
-        _go_on(handed, state)
+        _go_on(handed, state, copies)
         return True
     os.close(speaking)
     os.close(there)
@@ -113,7 +113,7 @@ def make_checkpoint(handed: HandedDescriptors) -> bool:
         with contextlib.suppress(ChildProcessError):  # model code ignores SIGCHLD
             os.waitpid(middle, 0)
     os.close(made)
-    _allow_processes(handed.copies, 1)  # no parent of a copy is left
+    _allow_processes(copies, 1)  # no parent of a copy is left
     return False
 
 
@@ -151,7 +151,7 @@ def _freeze(speaking: int, there: int, began: float) -> None:
         os._exit(0)
 
 
-def _go_on(handed: HandedDescriptors, state: object) -> None:
+def _go_on(handed: HandedDescriptors, state: object, copies: int) -> None:
     """Take the fresh connection. The number of its descriptor is the old one's, so that all objects find it."""
     try:
         connection = handed.take(A_CONNECTION)
@@ -160,8 +160,9 @@ def _go_on(handed: HandedDescriptors, state: object) -> None:
         if connection != CONNECTION_FD:
             os.dup2(connection, CONNECTION_FD, inheritable=False)
             os.close(connection)
-        random.setstate(state)  # type: ignore[arg-type] # `random` has drawn a new one after the fork
-        _allow_processes(handed.copies, 2)  # nor is this copy one
+        if state is not None:
+            sys.modules["random"].setstate(state)  # `random` has drawn a new one after the fork
+        _allow_processes(copies, 2)  # nor is this copy one
     except BaseException:  # noqa: BLE001 - as above
         os._exit(0)
 

@@ -135,7 +135,7 @@ class Repl:
         bell: Memory shared with init, which counts reads of output and names the block to interrupt (`descriptors`).
         variables: Name → value, for further variables that code finds, and may overwrite for good.
         handed: Receiver of later contexts; None if there can be none.
-        descriptors: Receiver of what init hands over; None if it hands over nothing.
+        descriptors: Receiver of what init hands over, if one was made already.
         undecoded: Parts of `contexts` that the first block must decode.
     """
 
@@ -234,7 +234,7 @@ class Repl:
         if execute.tools is not None:
             self._offer(execute.tools)
         refused = self._take_given(given)
-        if execute.checkpoint and self._descriptors is not None and make_checkpoint(self._descriptors):
+        if execute.checkpoint and self._is_checkpoint(execute.checkpoint):
             return self._resumed()
         self._namespace.update(self._provided)  # restores names such as `context`, which a block may have reassigned
         if not self._has_scaffold:
@@ -280,6 +280,11 @@ class Repl:
             **({} if execute.echo else self._unprinted(outcome)),
         )
         return self._frame_of(result)
+
+    def _is_checkpoint(self, copies: int) -> bool:
+        """Make a checkpoint, and return whether this process is the checkpoint, which goes on as the REPL."""
+        self._descriptors = self._descriptors or HandedDescriptors()  # most REPLs need none
+        return make_checkpoint(self._descriptors, copies)
 
     def _resumed(self) -> bytes:
         """Go on as the REPL in a checkpoint, on a fresh connection. Return the frame that says ready, in place of the

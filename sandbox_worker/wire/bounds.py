@@ -182,11 +182,6 @@ class ReplBounds(OutputBounds, frozen=True, kw_only=True, forbid_unknown_fields=
     later_context_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     keep_checkpoints: PositiveInt = 1
 
-    @property
-    def copies(self) -> int:
-        """Processes of checkpoints, beyond those that code may have: the copies, and the parent of one for a moment."""
-        return self.keep_checkpoints + 1
-
 
 class Watched(NamedTuple):
     """The way init watches one bound. Beyond the bound, init kills the REPL.

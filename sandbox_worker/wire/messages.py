@@ -293,7 +293,8 @@ class Execute(Message, frozen=True, omit_defaults=True):
             any value. With None the block continues after it has submitted any value.
         tells_variables: Whether the result shall list the variables that the block made or changed.
         echo: Whether the last expression and a traceback are printed. If not, the result has them.
-        checkpoint: Whether the REPL makes a checkpoint before the block, by the socket that init has handed to it.
+        checkpoint: Processes that checkpoints may have beyond those of code: the copies, and the parent of one. The
+            REPL makes one before the block, by the socket that init has handed to it. With 0 it makes none.
     """
 
     block: int
@@ -306,7 +307,7 @@ class Execute(Message, frozen=True, omit_defaults=True):
     tells_variables: bool = False
     echo: bool = True
     asks_stdin: bool = False
-    checkpoint: bool = False
+    checkpoint: int = 0
 
 
 class Environment(Message, frozen=True, omit_defaults=True):

@@ -25,7 +25,7 @@ USERS = [ROOT, ORDINARY_USER]
 SCRATCH_BYTES = 8 << 20
 BOUNDS = {
     "max_processes": 16,
-    "copies": 2,
+    "keep_checkpoints": 1,
     "max_open_files": 64,
     "scratch_bytes": SCRATCH_BYTES,
     "max_scratch_files": 1000,

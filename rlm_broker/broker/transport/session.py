@@ -57,7 +57,7 @@ class Wanted(NamedTuple):
             the block does not end at a submission.
         variables: Whether the result names the new and the changed variables.
         echo: Whether the last expression and a traceback are printed, and not in the result.
-        checkpoint: Whether the REPL makes a checkpoint before the block. Init has prepared it.
+        checkpoint: Processes of checkpoints, if the REPL makes one before the block; else 0. See `Execute`.
     """
 
     value: bool = False
@@ -66,7 +66,7 @@ class Wanted(NamedTuple):
     submit: tuple[str, ...] | None = None
     variables: bool = False
     echo: bool = True
-    checkpoint: bool = False
+    checkpoint: int = 0
 
 
 NOTHING: Final = Wanted()
