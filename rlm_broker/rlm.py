@@ -348,17 +348,9 @@ class RLM(AsyncResource):
         if self._engine.keeps_repl and (tools is not None or repl is not None):
             raise ConfigurationError("a persistent RLM keeps its REPL and its tools: give neither to start")
         asked = self._asked(context, question, output_type, model, limits, timeout_s)
-        request = replace(
-            asked,
-            sub_model=sub_model,
-            instructions=asked.instructions if instructions is None else _instructions_of(instructions),
-            tools=asked.tools if tools is None else tools if isinstance(tools, Tools) else Tools(tools),
-            receivers=(*asked.receivers, *_receivers(on_event)),
-            tells_text=True,
-            place=place,
-            repl=repl,
-        )
-        return self._engine.start(request, is_followed=True, outlives_caller=True)
+        given = asked.instructions if instructions is None else _instructions_of(instructions)
+        asked = replace(asked, sub_model=sub_model, instructions=given, place=place, repl=repl)
+        return self._started(asked, tools, on_event)
 
     def resume(
         self,
@@ -402,14 +394,7 @@ class RLM(AsyncResource):
         earlier = from_trace([*map(Path, traces)])
         asked = self._asked(context, earlier.its_question(question), output_type, model, limits, None)
         earlier.require_turns(asked.limits.iterations(0), asked.limits.max_blocks)
-        request = replace(
-            asked,
-            tools=asked.tools if tools is None else tools if isinstance(tools, Tools) else Tools(tools),
-            receivers=(*asked.receivers, *_receivers(on_event)),
-            tells_text=True,
-            earlier=earlier,
-        )
-        return self._engine.start(request, is_followed=True, outlives_caller=True)
+        return self._started(replace(asked, earlier=earlier), tools, on_event)
 
     def best_of(
         self,
@@ -569,6 +554,15 @@ class RLM(AsyncResource):
             warns=True,
             limits=limits_of_a_run(self.limits, limits, timeout_s, keeps_repl=self._engine.keeps_repl),
         )
+
+    def _started(self, asked: RunRequest, tools: Tools | Mapping[str, Any] | None, on_event: Emit | None) -> Run[Any]:
+        request = replace(
+            asked,
+            tools=asked.tools if tools is None else tools if isinstance(tools, Tools) else Tools(tools),
+            receivers=(*asked.receivers, *_receivers(on_event)),
+            tells_text=True,
+        )
+        return self._engine.start(request, is_followed=True, outlives_caller=True)
 
 
 def _require_apart(model: object, sub_model: object, models: Models, handler: object) -> None:

@@ -23,6 +23,7 @@ from rlm_broker.events.event import IterationStarted
 from rlm_broker.limits import Limits
 from rlm_broker.results import BestOf, Completion
 from rlm_broker.run.earlier import ContextFacts, Earlier, first_turns
+from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.request import Branch, RunRequest, stored
 from rlm_broker.run.run import Run, RunJob
 from rlm_broker.values.text import jsonable
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 MOST_BRANCHES = 256
 """Branches of one call at most. Each has a REPL of its own."""
-SHARED = ("max_llm_calls", "max_children_total", "max_tokens", "max_budget_usd")
-"""Limits of which each branch gets an equal part of what is left."""
 Scorer = Callable[[Completion[Any]], float | Awaitable[float]]
 """Function that judges a completion: the greatest number is the best. A plain function runs in a thread."""
 
@@ -42,18 +41,18 @@ def requests_of_branches(request: RunRequest, job: RunJob, number: int, after_tu
     """Return the requests of branches of a run; see `Run.branch`."""
     require_number(number)
     require_kind("after_turn", after_turn, int, type(None))
-    runner, branch = job.answering, request.branch
-    turns = 0 if runner is None else max(runner.progress.marks, default=0)
-    after = turns if after_turn is None else after_turn
-    if not 0 <= after <= turns:
-        raise ConfigurationError(f"after_turn must be 0 to {turns}, a turn after which the run went on, not {after}")
-    limits, earlier, ledger = request.limits, None, None
-    if runner is not None:
+    after = job.turns if after_turn is None else after_turn
+    if not 0 <= after <= job.turns:
+        raise ConfigurationError(
+            f"after_turn must be 0 to {job.turns}, a turn after which the run went on, not {after}"
+        )
+    earlier = ledger = None
+    if (runner := job.answering) is not None:
         ledger = runner.ledger
         progress = first_turns(runner.progress, after, runner.record)
         earlier = Earlier(job.id, progress, ContextFacts.of(runner.context), request.question)
-    limits = shared_out(limits, {} if ledger is None else ledger.left(), number)
-    samples = job.samples if branch is None else branch.samples
+    limits = shared_out(request.limits, (ledger or Ledger(request.limits)).left(), number)
+    samples = job.samples if request.branch is None else request.branch.samples
     return [
         msgspec.structs.replace(
             request,
@@ -73,14 +72,13 @@ def require_number(number: object) -> None:
 
 
 def shared_out(limits: Limits, left: Mapping[str, float | None], number: int) -> Limits:
-    """Return limits with an equal part of what is left for each of `number` runs.
+    """Return limits with an equal part of what is left, by the name of its limit, for each of `number` runs.
 
     Raises:
         ConfigurationError: Less is left than one call or one token for each.
     """
     parts: dict[str, float] = {}
-    for name in SHARED:
-        most = left.get(name, getattr(limits, name))
+    for name, most in left.items():
         if most is None:
             continue
         part = most / number if name == "max_budget_usd" else most // number

@@ -91,7 +91,6 @@ class Earlier(Struct, frozen=True):
         context: Facts about its context.
         question: Its question; None: the task is in the context.
         spent: What it had used, if the run that goes on takes its place; None for a branch.
-        metadata: Its settings, as its trace has them; empty for a branch.
     """
 
     tree: str
@@ -99,7 +98,6 @@ class Earlier(Struct, frozen=True):
     context: ContextFacts
     question: str | None = None
     spent: Spent | None = None
-    metadata: Mapping[str, Any] = {}
 
     @property
     def turns(self) -> int:
@@ -183,32 +181,23 @@ def _blocks(trajectory: Sequence[Iteration]) -> Iterator[Block]:
 class _Retold:
     """The turns of one root run, rebuilt from its events in their order.
 
-    Args:
-        spent: What had been used before, and counts for it.
-
     Attributes:
         progress: Progress of the run: at first that of the turns which it has taken over itself.
+        spent: Means that the run has used, with those that were used before and count for it.
         is_whole: Whether the events have all of its turns and of their conversation.
     """
 
     def __init__(self, progress: Progress, spent: Spent) -> None:
-        self.progress = progress
+        self.progress, self.spent = progress, spent
         self.is_whole = True
         self._entries: list[Entry] = [] if progress.record is None else progress.record.entries
         self._answers = defaultdict[int, list[tuple[bytes, Slot]]](list)
         self._asking: dict[int | str, tuple[int, bytes]] = {}
         self._since = self._waited_s = 0.0
-        self._calls, self._children = spent.calls, spent.children
-        self._usage = defaultdict[tuple[str, int], Usage](Usage, spent.usage)
         self._prompts: dict[int, str] = {}
         self._reply: str | None = None
         self._blocks: list[Block] = []
         self._is_over = False
-
-    @property
-    def spent(self) -> Spent:
-        """Means that the run has used."""
-        return Spent(self._calls, self._children, dict(self._usage))
 
     def take(self, event: Event) -> None:
         """Take the next event of the tree."""
@@ -219,7 +208,7 @@ class _Retold:
             case CallEnded():
                 self._answered(event)
             case RunStarted(depth=depth):
-                self._children += depth > 0
+                self.spent.children += depth > 0
             case Replied(depth=0):
                 self._reply = event.text
             case BlockEnded(depth=0) if not self._is_over:
@@ -233,7 +222,7 @@ class _Retold:
 
     def _asked(self, event: CallStarted) -> None:
         """Count a call. Take the last message of a request of the run's loop: it is new."""
-        self._calls += 1
+        self.spent.calls += 1
         if event.depth or self._is_over:
             return
         if self._reply is not None:  # no turn has begun since the reply: the run is asked for its best answer
@@ -253,7 +242,8 @@ class _Retold:
             progress.mark(len(progress.trajectory))
 
     def _answered(self, event: CallEnded) -> None:
-        self._usage[event.model or "", event.depth] += event.usage
+        used_by = event.model or "", event.depth
+        self.spent.usage[used_by] = self.spent.usage.get(used_by, Usage()) + event.usage
         prompt, progress = self._prompts.pop(event.call, None), self.progress
         if prompt is None or event.error is not None:
             return
@@ -319,9 +309,9 @@ class _Retold:
 
     def _has_conversation(self) -> bool:
         roles = [message.role for message in self.progress.messages]
-        wanted = ["system", *itertools.islice(itertools.cycle(("user", "assistant")), max(0, len(roles) - 1))]
+        wanted = ["system", *["user", "assistant"] * len(roles)][: len(roles)]
         replies = roles.count("assistant") + sum(message.role == "assistant" for message in self.progress.replaced)
-        return roles in ([], wanted) and replies >= len(self.progress.trajectory)
+        return roles == wanted and replies >= len(self.progress.trajectory)
 
     def _end_turn(self) -> None:
         if self._reply is not None:
@@ -369,7 +359,7 @@ def from_trace(paths: Sequence[Path]) -> Earlier:
     turns = len(retold.progress.trajectory)
     progress = first_turns(retold.progress, turns, retold.record)
     question = None if facts.get("is_task") else started.question
-    return Earlier(started.tree, progress, context, question, retold.spent, started.metadata)
+    return Earlier(started.tree, progress, context, question, retold.spent)
 
 
 def _has_answered(ended: RunEnded) -> bool:

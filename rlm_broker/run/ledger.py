@@ -51,12 +51,12 @@ class Hold(Struct, frozen=True, eq=False):
     above: "Hold | None" = None
 
 
-class Spent(Struct, frozen=True):
+class Spent(Struct):
     """Means that a run had used before it goes on: calls, children, and usage by model and depth."""
 
     calls: int = 0
     children: int = 0
-    usage: Mapping[tuple[str, int], Usage] = {}
+    usage: dict[tuple[str, int], Usage] = {}
 
 
 NOTHING = Hold(0, 0)

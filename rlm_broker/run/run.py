@@ -58,6 +58,11 @@ class RunJob(Job[Completion]):
             self.outcome.add_done_callback(lambda _: log.close())
 
     @property
+    def turns(self) -> int:
+        """Number of turns after which the run has gone on."""
+        return 0 if self.answering is None else max(self.answering.progress.marks, default=0)
+
+    @property
     def handle(self) -> "Run":
         """The caller's handle."""
         return Run._of(self)
@@ -176,8 +181,7 @@ class Run(Generic[T]):
     @property
     def turns(self) -> int:
         """Number of turns after which the run has gone on: `branch` may begin after each of them."""
-        answering = self._job.answering
-        return 0 if answering is None else max(answering.progress.marks, default=0)
+        return self._job.turns
 
     def branch(self, n: int, after_turn: int | None = None) -> "list[Run[T]]":
         """Start `n` runs that go on from this one, as it was after some of its turns.
@@ -203,7 +207,8 @@ class Run(Generic[T]):
                 its own, is recorded or is replayed. Errors of the context are raised by the branches.
         """
         event_loop, call = self._job.event_loop, partial(self._job.branches, self._job, n, after_turn)
-        jobs = call() if event_loop.is_here else event_loop.run(_called(call))  # where what they begin with changes
+        # where what they begin with changes
+        jobs = call() if event_loop.is_here else event_loop.run(event_loop.acall(call))
         for job in jobs:
             job.start()
         return [job.handle for job in jobs]
@@ -298,7 +303,3 @@ class Run(Generic[T]):
             raise cancelled from None
         except RlmBrokerError as error:
             raise plainly(error) from error.__cause__
-
-
-async def _called(call: Callable[[], list[RunJob]]) -> list[RunJob]:
-    return call()

@@ -6,12 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from rlm_broker import RLM, ConfigurationError, Limits, ReplLimits, ReplRecord, Sandbox
 from rlm_broker.broker.clients.script import ScriptedClient
-from rlm_broker.sandbox.blocks import recorder
+from rlm_broker.sandbox.blocks import record, recorder
 from rlm_broker.sandbox.repl import SandboxedRepl
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.launcher import needs_strict
@@ -172,6 +173,19 @@ def test_long_texts_are_not_kept_for_a_replay(repl: SandboxedRepl, monkeypatch: 
     assert repl.record.blocks == 0
     block = repl.execute(KILL)
     assert (block.blocks_undone, repl.replayed) == (None, (0, "the record of its blocks has more than 64 MiB"))
+
+
+def test_answers_of_a_batch_for_any_model_are_found_without_a_search(
+    standard: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [str(number) for number in range(50)]
+    answers = [(record.asked("rlm", each, model=record.ANY_MODEL), Slot(each * 2)) for each in prompts]
+    block = record.RecordedBlock(f"said = rlm_query_batched({prompts})", answers=answers)
+    asked = Mock(wraps=record.asked)
+    monkeypatch.setattr(record, "asked", asked)
+    with standard.repl(record=ReplRecord([block])) as repl:
+        assert repl.get("said") == [each * 2 for each in prompts]
+    assert asked.call_count == 2 * len(prompts)
 
 
 @needs_strict

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -98,9 +97,7 @@ class Provisions:
         return made
 
     @classmethod
-    def of_parts(
-        cls, tools: list[str] | None, frames: Mapping[str, bytes], again: Mapping[str, bytes] = MappingProxyType({})
-    ) -> "Provisions":
+    def of_parts(cls, tools: list[str] | None, frames: Mapping[str, bytes], again: Mapping[str, bytes]) -> "Provisions":
         """Return provisions without an environment, made of `parts`."""
         made = cls()
         made._tools, made._frames, made._again = tools, {**frames}, {**again}

@@ -61,9 +61,12 @@ class BlockAgain(BlockRun):
     async def _off_the_clock(self, query: Query | Submit) -> list[Slot]:
         slots: dict[bytes, Slot] = {}
         found: list[Slot] = []
-        for place, key in enumerate(keys := keys_of(query)):
-            # Equal prompts of one query may have one answer.
-            slot = self.answers.take(key) or slots.get(key) or self.answers.take(keys_of(query, ANY_MODEL)[place])
+        of_any_model: list[bytes] = []  # made once for all prompts, and only if it is needed
+        for place, key in enumerate(keys_of(query)):
+            slot = self.answers.take(key) or slots.get(key)  # equal prompts of one query may have one answer
+            if slot is None:
+                of_any_model = of_any_model or keys_of(query, ANY_MODEL)
+                slot = self.answers.take(of_any_model[place])
             if slot is None and query.background:
                 slot = Slot(error=ENDED_WITH_IT)
             if slot is None:
@@ -73,7 +76,7 @@ class BlockAgain(BlockRun):
                 raise AssertionError
             slots[key] = slot
             found.append(slot)
-        return found if keys else []
+        return found
 
 
 class Replays:
