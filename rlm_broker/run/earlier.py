@@ -48,7 +48,7 @@ from rlm_broker.run.ledger import Spent
 from rlm_broker.run.prompts.messages import EMPTY_REPLY, SUMMARISE, after_summary
 from rlm_broker.run.reply import SHORT_REPLY_CHARS
 from rlm_broker.run.tree import Progress
-from rlm_broker.sandbox.blocks.record import ANY_MODEL, Entry, Gap, RecordedBlock, ReplRecord, asked, outcome_of
+from rlm_broker.sandbox.blocks.record import ANY_MODEL, Gap, RecordedBlock, ReplRecord, asked, outcome_of
 from rlm_broker.usage import Usage
 from rlm_broker.values.parsing import parse_reply
 from rlm_broker.values.text import printable
@@ -183,6 +183,7 @@ class _Retold:
 
     Attributes:
         progress: Progress of the run: at first that of the turns which it has taken over itself.
+        record: Blocks that its REPL has run, with the answers that they got.
         spent: Means that the run has used, with those that were used before and count for it.
         is_whole: Whether the events have all of its turns and of their conversation.
     """
@@ -190,7 +191,7 @@ class _Retold:
     def __init__(self, progress: Progress, spent: Spent) -> None:
         self.progress, self.spent = progress, spent
         self.is_whole = True
-        self._entries: list[Entry] = [] if progress.record is None else progress.record.entries
+        self.record = progress.record or ReplRecord()
         self._answers = defaultdict[int, list[tuple[bytes, Slot]]](list)
         self._asking: dict[int | str, tuple[int, bytes]] = {}
         self._since = self._waited_s = 0.0
@@ -258,13 +259,8 @@ class _Retold:
 
     # -- what its REPL ran -------------------------------------------------------------------------------------------
 
-    @property
-    def record(self) -> ReplRecord:
-        """Blocks that its REPL has run, with the answers that they got."""
-        return ReplRecord(self._entries)
-
     def _record(self, event: BlockEnded) -> None:
-        outcome, entries, answers = event.outcome, self._entries, self._answers[event.block]
+        outcome, entries, answers = event.outcome, self.record.entries, self._answers[event.block]
         waited_s, self._waited_s, self._since = self._waited_s, 0.0, event.time
         if outcome.status == "killed":
             undone = outcome.blocks_undone
@@ -339,8 +335,7 @@ def from_trace(paths: Sequence[Path]) -> Earlier:
         if not isinstance(event, BlockPrinted | ReplReady | CallRetried):
             trees[event.tree].append(event)
     roots = {tree: each[0] for tree, each in trees.items() if isinstance(each[0], RunStarted)}
-    ends = {tree: each[-1] for tree, each in trees.items() if isinstance(each[-1], RunEnded)}
-    left = [tree for tree in roots if tree not in ends or not _has_answered(ends[tree])]
+    left = [tree for tree in roots if not _has_answered(trees[tree][-1])]
     if not left:
         raise ConfigurationError(f"there is no run to go on from in {where}: none has begun there without an answer")
     started = roots[left[-1]]
@@ -362,8 +357,8 @@ def from_trace(paths: Sequence[Path]) -> Earlier:
     return Earlier(started.tree, progress, context, question, retold.spent)
 
 
-def _has_answered(ended: RunEnded) -> bool:
-    return ended.how == "answered" and ended.limit is None
+def _has_answered(last: Event) -> bool:
+    return isinstance(last, RunEnded) and last.how == "answered" and last.limit is None
 
 
 def _retold(tree: str, trees: Mapping[str, Sequence[Event]], roots: Mapping[str, RunStarted]) -> "_Retold":

@@ -61,12 +61,12 @@ class BlockAgain(BlockRun):
     async def _off_the_clock(self, query: Query | Submit) -> list[Slot]:
         slots: dict[bytes, Slot] = {}
         found: list[Slot] = []
-        of_any_model: list[bytes] = []  # made once for all prompts, and only if it is needed
-        for place, key in enumerate(keys_of(query)):
+        others: list[bytes] | None = None  # made once: a query may have thousands of prompts
+        for place, key in enumerate(keys := keys_of(query)):
             slot = self.answers.take(key) or slots.get(key)  # equal prompts of one query may have one answer
             if slot is None:
-                of_any_model = of_any_model or keys_of(query, ANY_MODEL)
-                slot = self.answers.take(of_any_model[place])
+                others = keys_of(query, ANY_MODEL) if others is None else others
+                slot = self.answers.take(others[place])
             if slot is None and query.background:
                 slot = Slot(error=ENDED_WITH_IT)
             if slot is None:
@@ -76,7 +76,7 @@ class BlockAgain(BlockRun):
                 raise AssertionError
             slots[key] = slot
             found.append(slot)
-        return found
+        return found if keys else []
 
 
 class Replays:
