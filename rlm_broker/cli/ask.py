@@ -24,16 +24,16 @@ from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
 from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled, RunFailed
-from rlm_broker.events.event import Emit, RunStarted, all_of
+from rlm_broker.events.event import Emit, all_of
 from rlm_broker.events.trace import TraceWriter
 from rlm_broker.limits import Limits
 from rlm_broker.results import BestOf, Completion
 from rlm_broker.rlm import RLM
+from rlm_broker.run.earlier import from_trace
 from rlm_broker.values.text import jsonable
 from rlm_broker.values.words import counted
 from rlm_broker.watch.progress_line import ProgressLine
 from rlm_broker.watch.server import ControlSocket
-from rlm_broker.watch.trace_tree import Trace
 
 
 def run(
@@ -129,7 +129,7 @@ def _completion(
     if replay is not None and any(given.get(name) for name in ("model", "sub_model", "base_url", "model_policy")):
         raise ConfigurationError("give either models or a recording to replay: it brings its own models")
     _require_fit(question, paths, {"trace": trace, "record": record, "replay": replay})
-    settings = _settings_like(resume[-1], given) if resume else Settings(given)
+    settings = _settings_like(resume, given) if resume else Settings(given)
     schema = settings.path("output_type")
     output_type = None if schema is None else schema_of(schema)
     try:
@@ -178,11 +178,10 @@ def _answered(
         return run.result()
 
 
-def _settings_like(trace: Path, given: Mapping[str, Any]) -> Settings:
-    """Return the settings, with the models and limits of the last run of a trace where none are set."""
+def _settings_like(traces: tuple[Path, ...], given: Mapping[str, Any]) -> Settings:
+    """Return the settings, with the models and limits of the run to go on with where none are set."""
     settings = Settings(given)
-    started = [event for event in Trace(trace) if isinstance(event, RunStarted) and not event.depth]
-    facts = dict(started[-1].metadata) if started else {}
+    facts = from_trace(traces).metadata
     limits, default = facts.get("limits") or {}, jsonable(Limits().to_dict())
     kept = {name: limits[name] for name in default if limits.get(name) not in (None, default[name])}
     blocks = kept.pop("max_blocks", None)

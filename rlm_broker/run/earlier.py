@@ -91,6 +91,7 @@ class Earlier(Struct, frozen=True):
         context: Facts about its context.
         question: Its question; None: the task is in the context.
         spent: What it had used, if the run that goes on takes its place; None for a branch.
+        metadata: Its settings, as its trace has them; empty for a branch.
     """
 
     tree: str
@@ -98,6 +99,7 @@ class Earlier(Struct, frozen=True):
     context: ContextFacts
     question: str | None = None
     spent: Spent | None = None
+    metadata: Mapping[str, Any] = {}
 
     @property
     def turns(self) -> int:
@@ -354,7 +356,7 @@ def from_trace(paths: Sequence[Path]) -> Earlier:
     turns = len(retold.progress.trajectory)
     progress = first_turns(retold.progress, turns, retold.record)
     question = None if facts.get("is_task") else started.question
-    return Earlier(started.tree, progress, context, question, retold.spent)
+    return Earlier(started.tree, progress, context, question, retold.spent, started.metadata)
 
 
 def _has_answered(last: Event) -> bool:

@@ -149,7 +149,7 @@ def test_resume_goes_on_with_the_question_model_and_limits_of_the_trace(log: Pat
             "```repl\nsize = len(context)\n```" if is_first else "```repl\nFINAL(f'{size} characters')\n```"
         )
 
-    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    first, second, both = (tmp_path / f"{name}.jsonl" for name in ("first", "second", "both"))
     with FakeOpenAI(reply, models=["m"]) as server:
         url = ("--base-url", server.base_url)
         limits = ("--limit", "max_llm_calls=1", "--limit", "max_tokens=100000")
@@ -157,6 +157,8 @@ def test_resume_goes_on_with_the_question_model_and_limits_of_the_trace(log: Pat
         again = run("ask", "--resume", first, log, *url)
         assert (again.returncode, "max_llm_calls = 1 was reached" in again.stderr) == (3, True)
         done = run("ask", "--resume", first, log, *url, "--limit", "max_llm_calls=5", "--trace", second)
+        both.write_text(first.read_text() + second.read_text())
+        assert run("ask", "--resume", both, log, *url).returncode == 3  # the second run has answered
     assert (done.returncode, done.stdout) == (0, f"{len(log.read_text())} characters\n")
     assert "2 turns, 2 calls" in done.stderr
     started = json.loads(second.read_text().splitlines()[0])
