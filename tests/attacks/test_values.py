@@ -48,7 +48,7 @@ CRAFTED = {
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(Limits(interrupt_grace_s=0.3, max_repl_restarts=1000), warm=0) as opened:
+    with Sandbox(Limits(interrupt_grace_s=0.3, max_repl_restarts=1000, max_replay_s=0), warm=0) as opened:
         yield opened
 
 

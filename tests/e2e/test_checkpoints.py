@@ -91,8 +91,11 @@ async def test_checkpoint_that_ends_with_its_repl_is_told() -> None:
         code = "import time\nprint('begun', flush=True)\ntime.sleep(1000)"
         block = asyncio.create_task(repl.aexecute(code, on_output=lambda *_: begun.set()))
         await begun.wait()
-        for process in psutil.Process(repl.pid).children(recursive=True)[::-1]:
+        init = psutil.Process(repl.pid)
+        init.suspend()
+        for process in init.children(recursive=True):
             process.kill()
+        init.resume()
         assert (await block).blocks_undone is None
         assert "There was no checkpoint of its variables: it had ended before" in ((await block).error or "")
         assert (await repl.aexecute("print(context, 'x' in globals())")).stdout == "the context False\n"

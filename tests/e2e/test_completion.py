@@ -64,6 +64,7 @@ def test_completion_has_all_of_a_run(open_sandbox: Sandbox) -> None:
         "prompt": "the text",
         "root_prompt": "the question",
         "context": ContextInfo("str", 8),
+        "earlier_turns": 0,
     }
     assert {each.name: getattr(done, each.name) for each in dataclasses.fields(Completion)} == expected
     assert elapsed_s > done.execution_time > block.execution_time > child.duration_s > 0

@@ -153,8 +153,8 @@ async def test_variables_on_a_killed_fork_server_come_back_on_the_next() -> None
         assert (await repl.aexecute("kept = 1")).status == "ok"
         await lost(repl, kill_fork_servers)
         block = await repl.aexecute("kept")
-        assert (block.status, block.error) == ("killed", "the sandbox's processes were ended from outside")
-        assert block.blocks_undone == 1
+        why = "the sandbox's processes were ended from outside. Files that the killed block wrote are gone"
+        assert (block.status, block.error, block.blocks_undone) == ("killed", why, 1)
         assert (await repl.aexecute("print(kept, context)")).stdout == "1 the context\n"
 
 
