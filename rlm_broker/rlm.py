@@ -390,6 +390,7 @@ class RLM(AsyncResource):
         if self._engine.keeps_repl:
             raise ConfigurationError("a persistent RLM cannot go on from a trace: make another RLM for it")
         self._engine.refuse_recording("go on from a trace")
+        require_kind("trace", trace, str, PathLike, Sequence)
         traces = [trace] if isinstance(trace, str | PathLike) else trace
         earlier = from_trace([*map(Path, traces)])
         asked = self._asked(context, earlier.its_question(question), output_type, model, limits, None)

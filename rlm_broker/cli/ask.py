@@ -1,6 +1,7 @@
 """`rlm-broker ask QUESTION PATH...`: settings, one run, and what the user learns of it."""
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
@@ -83,7 +84,7 @@ def run(
         _fail_without_answer(completion, as_json=as_json)
     _print(_in_json(completion, outcome) if as_json else answer, out)
     if sys.stderr.isatty():
-        before.and_now(question, answer).remember()
+        before.and_now(question or completion.root_prompt or "", answer).remember()
     if completion.limit is None and not completion.is_stopped:
         return 0
     if not as_json:
@@ -155,6 +156,7 @@ def _completion(
     except RunFailed as failed:
         if progress is not None:
             _say_used(failed)
+            _say_how_to_go_on(() if trace is None or best_of else (*resume, trace))
         raise
     if progress is not None:
         _say_used(outcome)
@@ -280,6 +282,13 @@ def _say_used(ended: Completion | BestOf | RunFailed) -> None:
     width = max((len(name) for name, _ in rows), default=0)
     for name, usage in rows:
         say(f"  {name:{width}}  {usage}", err=True)
+
+
+def _say_how_to_go_on(traces: tuple[Path, ...]) -> None:
+    """Print how a failed run goes on from its traces. Without any it cannot."""
+    if traces:
+        named = " ".join(f"--resume {shlex.quote(str(each))}" for each in traces)
+        say(f"it can go on, about the same paths: rlm-broker ask {named}", err=True)
 
 
 def _in_json(completion: Completion, outcome: Completion | BestOf) -> str:

@@ -111,7 +111,7 @@ def execute(
         program = _program(file, arguments, settings.limits.max_frame_bytes)
     placed = _placed(files, program.name)
     made = Sandbox(
-        settings.limits,
+        settings.limits.replace(checkpoint="never", max_replay_s=0),  # a killed program is over: keep what it wrote
         settings["isolation"],
         allow_exec=settings["allow_exec"],
         python=settings["python"],

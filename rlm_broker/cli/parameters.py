@@ -278,10 +278,17 @@ class RunsGroup(Group):
         return f"; did you mean runs show {name}?" if exists(name) else super().suggested(ctx, name)
 
 
+_QUESTION = re.compile(r"(?=\S*\s)[^*?\[]+\??")
+"""Several words, and not a pattern of files."""
+
+
 def require_paths(parameters: dict[str, Any]) -> None:
     """End the command if a path to ask about does not exist. The imports for a run take half a second."""
     question, paths = parameters["question"], parameters["paths"]
     if parameters["resume"]:
+        if question is not None and _QUESTION.fullmatch(question) and not exists(question):
+            why = "is no file: with --resume the trace has the question, so give the paths alone"
+            fail("ask", "context", f"{question} {why}", 2, as_json=parameters["as_json"])
         paths = paths if question is None else (question, *paths)
     elif question is None:
         raise click.UsageError("Missing argument 'QUESTION'.")

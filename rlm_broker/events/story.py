@@ -231,7 +231,7 @@ def _trouble(event: Event) -> str | None:
         case CallEnded(error=str(error)) if error != CANCELLED:  # its block or run has a passage of its own
             return f"call {event.call} failed: {_head(error)}"
         case BlockEnded(outcome=outcome) if outcome.status not in ("ok", "exited"):
-            return f"block {event.block}: {how_block_ended(outcome)}: {_head(outcome.error or '')}"
+            return f"block {event.block}: {how_block_ended(outcome)}: {_head(outcome.error or '')}{_left(outcome)}"
         case RunEnded(error=str(error)) if event.depth:  # the root's error is raised, or printed by the command
             return f"run {event.run}: {_head(error)} after {event.duration_s:.2f} s"
     return None
@@ -285,6 +285,15 @@ def _fitted(text: str) -> str:
 def _head(error: str) -> str:
     """Return the first line of an error."""
     return error.partition("\n")[0][:MAX_ERROR_CHARS]
+
+
+def _left(block: Block) -> str:
+    """Return what a kill has left of the variables, as the end of a title; empty for another block."""
+    if block.status != "killed":
+        return ""
+    if (undone := block.blocks_undone) is None:
+        return "; all variables are lost"
+    return "; variables are as before it" if undone == 1 else f"; variables are as they were {undone:,} blocks ago"
 
 
 def _spent(event: CallEnded) -> str:

@@ -3,8 +3,8 @@
 Theory of operation
 -------------------
 - `PythonExecutor` stands for the one of `repl_env`, `PyExecutor` for the one of `openenv.core.tools` and `coding_env`.
-  An episode has one of them, and it has one REPL. A block that kills it is a failed block: the next one finds a fresh
-  REPL with the variables that the environment has set.
+  An episode has one of them, and it has one REPL. A block that kills it is a failed block: the next one finds the
+  variables that a checkpoint or a replay brings back, and those that the environment has set.
 - Functions of the environment run in the server. Some of them, such as `FINAL_VAR` and `SHOW_VARS`, read variables
   while the block waits for them.
 - Environments drop executors and never close them. Their functions refer to the executor that has them, so only the

@@ -10,8 +10,8 @@ of them need, and the adapter has what one peer wants:
 - One execution at a time. A second thread is refused or waits, as the peer's contract says.
 - Tools run on the host, in threads, in the context of the caller of `execute`. A tool that runs its own object's code
   would wait for itself, and is refused. It may read variables.
-- An object that is used after it was closed, or in a forked process, is refused. A dead REPL ends it, or the next
-  execution finds a fresh REPL.
+- An object that is used after it was closed, or in a forked process, is refused. A killed REPL whose
+  variables did not come back ends it, or the next execution finds a fresh REPL.
 - Each refusal is an error of the peer's class, with one sentence.
 - A dropped object closes its REPL. So the REPL must not keep the object: it knows the tools while code runs only.
 """
@@ -56,7 +56,7 @@ class PeerRepl:
         sandbox: An open sandbox of the caller's; None shares one of the process.
         limits: Limits of the REPL; None takes those of the caller's sandbox, or `LARGE_VALUES`.
         waits: Whether a thread waits while code runs for another one. If not, it is refused.
-        survives: Whether the object goes on with a fresh REPL when one has died without a checkpoint, or is closed.
+        survives: Whether the object goes on with a fresh REPL when all variables of one are lost, or it is closed.
         convert: Makes of a value that does not cross one that does, for example of a model its fields, or raises the
             peer's error.
         options: More arguments of `Sandbox.repl`, for example `env`.

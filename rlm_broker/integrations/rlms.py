@@ -69,7 +69,7 @@ of it, and so lie about its own blocks only."""
 
 
 class SandboxREPL(LocalREPL):  # type: ignore[misc]
-    """An environment of the reference RLM whose code runs in a sandbox of its own. A killed block costs its variables.
+    """An environment of the reference RLM whose code runs in a sandbox of its own.
 
     Example:
         ```python

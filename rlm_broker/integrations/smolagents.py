@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-- A step is a block in a REPL that lives as long as the executor. After a kill the next step finds a fresh one, with
-  the variables that the agent sent.
+- A step is a block in a REPL that lives as long as the executor. After a kill the next step finds
+  the variables that a checkpoint or a replay brings back, and those that the agent sent.
 - Tools and managed agents stay where they are. Code finds a function for each, and a call goes to the host and back.
 - `final_answer` is a function in the REPL. It keeps its arguments in a variable, and ends the block by a BaseException,
   as the remote executors of smolagents do. The host reads the variable and calls the agent's own tool. So an answer may

@@ -102,6 +102,7 @@ async def best_of(
     engine.require_branching(request)
     if scorer is not None and not callable(scorer):
         raise ConfigurationError(f"scorer must be a function, not {type(scorer).__name__}")
+    shared_out(request.limits, {}, number)  # refuses limits that are too low before anything is paid
     async with engine.borrowed(), contextlib.AsyncExitStack() as stack:
         if not isinstance(request.context, StoredContext):  # one copy for all runs
             reading = in_thread(lambda _: stored(request.context, request.question), discard=StoredContext.close)
@@ -140,7 +141,11 @@ async def _scored(completions: Sequence[Completion[Any]], scorer: Scorer) -> lis
     scores = []
     for each in completions:
         score = await asyncio.to_thread(scorer, each)
-        scores.append(float(await score if inspect.isawaitable(score) else score))
+        score = await score if inspect.isawaitable(score) else score
+        try:
+            scores.append(float(score))
+        except (TypeError, ValueError, OverflowError):
+            raise ConfigurationError(f"the scorer has returned a {type(score).__name__}: return a number") from None
         if math.isnan(scores[-1]):
             raise ConfigurationError("the scorer has returned NaN: return a number that can be compared")
     return scores

@@ -52,6 +52,7 @@ from rlm_broker.sandbox.blocks.record import ANY_MODEL, Gap, RecordedBlock, Repl
 from rlm_broker.usage import Usage
 from rlm_broker.values.parsing import parse_reply
 from rlm_broker.values.text import printable
+from rlm_broker.values.words import counted
 from sandbox_worker.wire.messages import Slot
 from sandbox_worker.wire.names import HISTORY
 
@@ -78,8 +79,8 @@ class ContextFacts(Struct, frozen=True):
             force_setattr(self, "parts", 0)
 
     def __str__(self) -> str:
-        parts = f" in {self.parts:,} parts" if self.parts else ""
-        return f"a {self.type} of {self.chars:,} characters{parts}"
+        parts = f" in {counted(self.parts, 'part')}" if self.parts else ""
+        return f"a {self.type} of {counted(self.chars, 'character')}{parts}"
 
 
 class Earlier(Struct, frozen=True):
@@ -337,9 +338,15 @@ def from_trace(paths: Sequence[Path]) -> Earlier:
         if not isinstance(event, BlockPrinted | ReplReady | CallRetried):
             trees[event.tree].append(event)
     roots = {tree: each[0] for tree, each in trees.items() if isinstance(each[0], RunStarted)}
-    left = [tree for tree in roots if not _has_answered(trees[tree][-1])]
+    ends = {tree: each[-1] for tree, each in trees.items() if isinstance(each[-1], RunEnded)}
+    done = {tree for tree, ended in ends.items() if _has_answered(ended)}
+    for tree, started in reversed(roots.items()):  # a run is done if the one that went on from it is
+        if tree in done and started.is_resumed and started.branch_of is not None:
+            done.add(started.branch_of)
+    left = [tree for tree in roots if tree not in done]
     if not left:
-        raise ConfigurationError(f"there is no run to go on from in {where}: none has begun there without an answer")
+        why = "its run has answered" if roots else "it has the beginning of none"
+        raise ConfigurationError(f"there is no run to go on from in {where}: {why}")
     started = roots[left[-1]]
     facts: Any = started.metadata.get("context")
     try:

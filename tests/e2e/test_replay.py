@@ -119,7 +119,7 @@ def test_blocks_find_what_they_were_given_then(repl: SandboxedRepl) -> None:
 
 DIFFERS = {
     "prints": ("print(is_again)", "block 3 printed or raised something else"),
-    "asks": ("is_again and llm_query('again')", "block 3 asked what it had not asked before"),
+    "asks": ("is_again and llm_query('again')", "block 3 asked what the record has no answer to"),
     "dies": ("is_again and os._exit(1)", "block 3 was killed when it ran again: its process ended by itself"),
     "takes longer": ("import time; is_again and time.sleep(600)", "block 3 did not end in 1 s this time"),
 }

@@ -43,6 +43,7 @@ LEAST_S = 1.0
 MOST_IN_VAIN = 1
 """Kills in a row, with no block that ends between them, after which the blocks are run again, beside the first kill."""
 INTERRUPTED = "its caller interrupted the replay"
+CUT_SHORT = "was interrupted when it ran again"
 ENDED_WITH_IT = "it ended with the REPL that had started it"
 """Error of a child in the background that had not answered before its REPL was lost."""
 
@@ -71,7 +72,7 @@ class BlockAgain(BlockRun):
                 slot = Slot(error=ENDED_WITH_IT)
             if slot is None:
                 self.has_asked = True
-                self.interrupt("asked what it had not asked before")
+                self.interrupt("asked what the record has no answer to")
                 await asyncio.get_running_loop().create_future()  # until the interrupt cancels it
                 raise AssertionError
             slots[key] = slot
@@ -293,10 +294,10 @@ class Replays:
         self._worker.checkpoints.block_ended(wanted, run.clock.used_s(time.monotonic()))
         block = block_result.ended_block(recorded.code, output, result, run.limit, wanted, None, 0.0)
         if run.has_asked:
-            return replace(recorded, problem="was interrupted"), f"{which} asked what it had not asked before"
+            return replace(recorded, problem=CUT_SHORT), f"{which} asked what the record has no answer to"
         if block.status == "interrupted":
             why = INTERRUPTED if self._is_over else f"{which} did not end in {timeout_s:.3g} s this time"
-            return replace(recorded, problem="was interrupted"), why
+            return replace(recorded, problem=CUT_SHORT), why
         if (outcome := outcome_of(block)) != recorded.outcome:
             return replace(recorded, outcome=outcome), f"{which} printed or raised something else when it ran again"
         return recorded, None

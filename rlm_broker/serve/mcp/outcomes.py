@@ -88,7 +88,8 @@ def _block_text(block: Block, repl: str | None) -> str:
         parts.append(cut(f"{block.status}: {block.error}", ROOM_CHARS // 2))
     if block.status == "killed" and repl is not None:
         undone = block.blocks_undone
-        parts.append(f"[variables are lost: {'all' if undone is None else f'those of the last {undone} blocks run'}]")
+        lost = {None: "all", 1: "those of this block alone"}.get(undone, f"those of the last {undone} blocks run")
+        parts.append(f"[variables are lost: {lost}]")
     if block.displays_omitted:
         parts.append(f"[{block.displays_omitted:,} further displays were not kept]")
     gone = "[the REPL is gone, with its variables: leave out repl to begin a new one]"

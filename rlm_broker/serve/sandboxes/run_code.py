@@ -81,6 +81,8 @@ def routes(parts: Parts) -> list[Route]:
         limits = None  # REPLs are ready with the server's limits
         if 0 < wanted < servers.memory_bytes:
             limits = servers.replace(memory_bytes=wanted)
+        if asked.fetch_files:  # a replay after a kill begins in an empty folder
+            limits = (limits or servers).replace(checkpoint="never", max_replay_s=0)
 
         async def work() -> tuple[int, dict[str, str], Any]:
             return 200, {}, await _ran(parts, owner, asked, files, limits)

@@ -67,7 +67,10 @@ _FIELDS = {
             *("outcome.stdout", "outcome.stderr", "outcome.error", "outcome.final_answer", "outcome.draft"),
             *("outcome.post_mortem.where", "outcome.post_mortem.stack", "displays"),
         ),
-        ("block", "outcome.execution_time", "outcome.exit_code", "outcome.displays_omitted"),
+        (
+            *("block", "outcome.execution_time", "outcome.exit_code", "outcome.displays_omitted"),
+            "outcome.blocks_undone",
+        ),
         ("outcome.status", "outcome.limit"),
         ("outcome.error", "outcome.final_answer"),
     ),

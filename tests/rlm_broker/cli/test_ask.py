@@ -156,6 +156,8 @@ def test_resume_goes_on_with_the_question_model_and_limits_of_the_trace(log: Pat
         assert run("ask", QUESTION, log, "-m", "m", *url, *limits, "--trace", first, "-q").returncode == 3
         again = run("ask", "--resume", first, log, *url)
         assert (again.returncode, "max_llm_calls = 1 was reached" in again.stderr) == (3, True)
+        traced = run("ask", "--resume", first, log, *url, "--trace", tmp_path / "a b.jsonl")
+        assert f"rlm-broker ask --resume {first} --resume '{tmp_path}/a b.jsonl'\n" in traced.stderr
         done = run("ask", "--resume", first, log, *url, "--limit", "max_llm_calls=5", "--trace", second)
         both.write_text(first.read_text() + second.read_text())
         assert run("ask", "--resume", both, log, *url).returncode == 3  # the second run has answered
@@ -179,6 +181,8 @@ def test_resume_and_best_of_are_refused_beside_what_they_cannot_have(log: Path, 
         done = run("ask", *question, log, *options)
         assert done.returncode == 2
         assert refused in sentence(done)
+    done = run("ask", "--resume", "a", QUESTION, log)
+    assert "is no file: with --resume the trace has the question, so give the paths alone" in sentence(done)
 
 
 TOOLS = 'PRICES = {"lens": 40}\n\ndef in_stock(item: str) -> bool:\n    """Is it there?"""\n    return item in PRICES\n'

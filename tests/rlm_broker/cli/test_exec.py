@@ -229,6 +229,12 @@ def test_files_that_it_makes_and_pictures_that_it_shows_are_kept(script: Path, t
         "rlm-broker exec: not kept: 'made.csv' cannot be opened: Permission denied",
     ]
     assert partly.returncode == 2
+    script.write_text("import os\nopen('half.csv', 'w').write('a')\nos._exit(3)")
+    killed = run("exec", "--out", tmp_path / "half", script)
+    assert (tmp_path / "half" / "half.csv").read_text() == "a"
+    assert killed.stderr.startswith(
+        "rlm-broker exec: killed: its process ended by itself with exit code 3 (os._exit)\n"
+    )
     script.write_text("print('began')")
     for folder, why in ((script, "cannot write into"), (out, f"{out} has files already: name a new folder, or an")):
         refused = run("exec", "--out", folder, script)

@@ -54,6 +54,19 @@ def test_what_a_cancelled_run_leaves_is_forgotten() -> None:
     assert not story._calls
 
 
+def test_killed_block_is_told_with_what_is_left_of_the_variables() -> None:
+    for undone, left in (
+        (None, "all variables are lost"),
+        (1, "variables are as before it"),
+        (3, "variables are as they were 3 blocks ago"),
+    ):
+        passage = Story("titles").passage(
+            BlockEnded("1", 0, 2, Block("x", "killed", error="why", blocks_undone=undone))
+        )
+        assert passage is not None
+        assert passage.title == f"block 2: killed after 0.00 s: why; {left}"
+
+
 def test_stderr_is_an_error_only_where_the_block_failed() -> None:
     for block, kind in (
         (Block("x", "ok", stdout="out\n", stderr="err\n"), "text"),

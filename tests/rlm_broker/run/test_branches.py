@@ -246,6 +246,13 @@ async def test_all_runs_stay_within_the_limits_together(open_sandbox: Sandbox) -
     assert [isinstance(each, LimitReached) for each in found.runs] == [False, True, True, True]
 
 
+async def test_limits_too_low_for_all_runs_are_refused_before_a_call(open_sandbox: Sandbox) -> None:
+    client = ScriptedClient(answers(*"aaa"))
+    with pytest.raises(ConfigurationError, match="max_llm_calls has 2 left, too little for 3 branches"):
+        await rlm_of(client, open_sandbox).abest_of(3, "text", "?", limits=Limits(max_llm_calls=2))
+    assert not client.requests
+
+
 async def test_failure_of_all_is_the_first_one_and_bad_input_one_sentence(open_sandbox: Sandbox) -> None:
     with pytest.raises(ModelFailed, match="the model is gone"):
         await best(open_sandbox, "fails", "fails")
@@ -253,6 +260,8 @@ async def test_failure_of_all_is_the_first_one_and_bad_input_one_sentence(open_s
         ({"scorer": 3}, "scorer must be a function, not int"),
         ({"after_turn": -1}, "after_turn must be 0 or more, not -1"),
         ({"limits": Limits(max_depth=0)}, "a run without a REPL"),
+        ({"scorer": lambda _: None}, "the scorer has returned a NoneType: return a number"),
+        ({"scorer": lambda _: "best"}, "the scorer has returned a str: return a number"),
     ):
         with pytest.raises(ConfigurationError, match=sentence):
             await best(open_sandbox, "a", **given)

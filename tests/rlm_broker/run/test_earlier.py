@@ -1,10 +1,11 @@
 """Runs that go on from the trace of another one."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -219,10 +220,15 @@ def test_trace_that_cannot_be_gone_on_from_is_refused_in_one_sentence(runs: Runs
             rlm.completion("text", QUESTION)
 
     in_kept = runs.trace(scripted(CODES, 2), ask, persistent=True)
+    gone_on = runs.trace(scripted(CODES), lambda rlm: rlm.resume(failed, "text").result())
     rlm = RLM(scripted(CODES), sandbox=open_sandbox)
     kept = RLM(scripted(CODES), sandbox=open_sandbox, persistent=True)
     cases: list[tuple[Callable[[], object], str]] = [
-        (lambda: rlm.resume(answered, "text"), "there is no run to go on from in .*: none has begun"),
+        (lambda: rlm.resume(answered, "text"), "there is no run to go on from in .*: its run has answered"),
+        (lambda: rlm.resume([failed, gone_on], "text"), "there is no run to go on from in .*: its run has answered"),
+        (lambda: rlm.resume(os.devnull, "text"), "no run to go on from in /dev/null: it has the beginning of none"),
+        (lambda: rlm.resume(cast("str", None), "text"), "trace must be a str or PathLike or Sequence, not NoneType"),
+        (lambda: rlm.resume(failed, {"a": "b"}).result(), "the context is a dict of 1 character in 1 part, and"),
         (lambda: rlm.resume(old, "text"), "does not say what its run was about"),
         *((partial(rlm.resume, hole, "text"), "is not whole: it lacks lines of its run") for hole in holes),
         (lambda: rlm.resume(runs.folder / "none.jsonl", "text"), "cannot read .*none.jsonl"),
@@ -235,6 +241,14 @@ def test_trace_that_cannot_be_gone_on_from_is_refused_in_one_sentence(runs: Runs
     for call, sentence in cases:
         with pytest.raises(ConfigurationError, match=sentence):
             call()
+
+
+def test_block_whose_call_a_limit_refused_ends_the_replay(runs: Runs) -> None:
+    codes = ["n = 1", "said = llm_query('a')", ""]
+    trace = runs.trace(scripted(codes), lambda rlm: rlm.completion("text", QUESTION), limits=Limits(max_llm_calls=2))
+    resumed = runs.resumed(scripted([*codes[:2], "FINAL(f\"{n} {'said' in globals()}\")"]), trace)
+    assert resumed.response == "1 False"
+    assert "block 2 asked what the record has no answer to" in str(resumed.messages[5].content)
 
 
 def test_run_killed_in_its_first_turn_begins_anew_and_its_calls_count(runs: Runs) -> None:

@@ -99,6 +99,12 @@ function replyParts(app, text, blocks) {
   return drawn;
 }
 
+// What a kill has left of the variables.
+function leftBy(undone) {
+  if (!undone) return "all variables are lost";
+  return undone === 1 ? "variables are as before it" : `variables are as they were ${undone} blocks ago`;
+}
+
 function blockCard(app, block) {
   const texts = block.texts || {};
   const more = block.more || {};
@@ -116,6 +122,7 @@ function blockCard(app, block) {
   if (texts.displays) bits.push(folded(`displays ${block.index}`, "Displays, by their sizes", () => textBox(app, texts.displays, { use: "mono", first: OUTPUT_FIRST })));
   return el("div", { class: `card block-card${block.isFailed ? " is-failed" : ""}` },
     el("h2", {}, titleOf(block), chip(word, block.isFailed ? "bad" : block.status === "running" ? "live" : ""), chip(more.limit, "bad"),
+      chip(block.status === "killed" ? leftBy(more.undone) : ""),
       el("span", { class: "facts" }, listed(duration(block.seconds), block.calls ? counted(block.calls, "sub-call") : "", spent(block)))), bits);
 }
 

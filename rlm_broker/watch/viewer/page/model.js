@@ -151,7 +151,7 @@ function makeModel() {
       if (!block) return;
       block.end = time;
       block.status = fields.status || "ok";
-      block.more = { limit: fields.limit, exit: fields.exit_code, omitted: fields.displays_omitted };
+      block.more = { limit: fields.limit, exit: fields.exit_code, omitted: fields.displays_omitted, undone: fields.blocks_undone };
       for (const text of ["stdout", "stderr", "error", "final_answer", "draft", "where", "stack", "displays"]) {
         keep(block, text, fields[text]);
       }

@@ -57,6 +57,8 @@ def test_killed_block_says_what_is_gone() -> None:
     told = block_outcome(dataclasses.replace(killed, blocks_undone=2), "repl_1")
     assert told.structured_content["blocks_undone"] == 2
     assert "[variables are lost: those of the last 2 blocks run]" in text(told)
+    told = block_outcome(dataclasses.replace(killed, blocks_undone=1), "repl_1")
+    assert "[variables are lost: those of this block alone]" in text(told)
 
 
 def test_lone_surrogates_are_escaped() -> None:

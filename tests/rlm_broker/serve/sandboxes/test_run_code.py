@@ -81,6 +81,11 @@ def test_files_are_put_in_and_fetched(served: Served) -> None:
     }
 
 
+def test_files_of_a_killed_program_are_fetched(served: Served) -> None:
+    response = ran(served, "import os\nopen('out', 'w').write('half')\nos._exit(3)", fetch_files=["out"])
+    assert (response.status, base64.b64decode(response.files["out"])) == ("Failed", b"half")
+
+
 def test_other_language_is_a_sandbox_error(served: Served) -> None:
     with pytest.raises(Exception, match="this server runs python, and no cpp"):
         ran(served, "int main() {}", language="cpp")

@@ -78,3 +78,11 @@ def test_rows_of_hostile_events_are_bounded() -> None:
     for number in range(MOST_UNKNOWN + 50):
         assert rows.take({"event": f"later_{number}", "run": "1", "depth": 0}) is None
     assert len(rows.unknown) == MOST_UNKNOWN
+
+
+def test_row_of_a_killed_block_has_what_it_undid() -> None:
+    killed = {"event": "block_ended", "run": "1", "depth": 0, "block": 2}
+    for outcome, undone in (({"blocks_undone": 3}, 3), ({"blocks_undone": None}, None), ({}, None)):
+        row = Rows().take(killed | {"outcome": {"status": "killed", **outcome}})
+        assert row is not None
+        assert row[5].get("blocks_undone") == undone
