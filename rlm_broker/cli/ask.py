@@ -183,7 +183,8 @@ def _settings_like(trace: Path, given: Mapping[str, Any]) -> Settings:
     settings = Settings(given)
     started = [event for event in Trace(trace) if isinstance(event, RunStarted) and not event.depth]
     facts = dict(started[-1].metadata) if started else {}
-    limits, default = facts.get("limits") or {}, jsonable(Limits().to_dict())
+    limits, default = facts.get("limits"), jsonable(Limits().to_dict())
+    limits = limits if isinstance(limits, dict) else {}
     kept = {name: limits[name] for name in default if limits.get(name) not in (None, default[name])}
     blocks = kept.pop("max_blocks", None)
     if blocks != Limits.from_dict(kept).max_blocks:  # else it follows from the turns
