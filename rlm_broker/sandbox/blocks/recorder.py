@@ -78,9 +78,8 @@ class ReplRecorder:
         else:
             self._loose.append((recorded, None, block))
             self._loose_chars += len(block.stdout) + len(block.stderr)
-        if (
-            self._loose_chars > LOOSE_CHARS or self._room < 0 or (block and block.displays)
-        ):  # a picture is not kept alive
+        has_pictures = block is not None and block.displays  # which are not kept alive
+        if self._loose_chars > LOOSE_CHARS or self._room < 0 or has_pictures:
             self._tidy()
 
     def forget(self, recorded: RecordedBlock) -> None:
@@ -110,8 +109,7 @@ class ReplRecorder:
                     self._loose_chars += size
                     self._room -= sum(map(len, map(_TEXT, slots))) + ENTRY_BYTES * len(slots)
                 break
-        has_pictures = block is not None and block.displays  # which are not kept alive
-        if self._loose_chars > LOOSE_CHARS or self._room < 0 or has_pictures:
+        if self._loose_chars > LOOSE_CHARS or self._room < 0:
             self._tidy()
 
     def given(self, more: Provisions, context: str | None = None) -> None:
