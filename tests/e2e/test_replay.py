@@ -229,7 +229,7 @@ THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(1000
 @needs_strict
 def test_block_that_was_not_sent_is_not_counted_since_the_checkpoint(open_sandbox: Sandbox) -> None:
     with open_sandbox.repl(limits=LIMITS.replace(checkpoint="each")) as repl:
-        for code in ("n = 1", f"n += 1\n{THREAD}"):
+        for code in ("n = 0", "n += 1", f"n += 1\n{THREAD}"):
             repl.execute(code)
         assert repl.execute("n += 1  # \ud800").status == "error"
         assert repl.execute(KILL).blocks_undone == 1
