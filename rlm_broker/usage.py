@@ -1,8 +1,9 @@
 """Usage of models: calls, tokens and cost, of one call and of many together."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, TypeVar
 
 from rlm_broker.values.words import spent
@@ -46,6 +47,11 @@ class Usage:
     def total_tokens(self) -> int:
         """Tokens, input and output."""
         return self.total_input_tokens + self.total_output_tokens
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether each number is finite and not negative."""
+        return all(0 <= each < math.inf for each in astuple(self) if each is not None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the shape of other RLM runtimes: `total_cost` only if known, the last two only if above 0.

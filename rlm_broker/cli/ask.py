@@ -184,7 +184,8 @@ def _settings_like(traces: tuple[Path, ...], given: Mapping[str, Any]) -> Settin
     """Return the settings, with the models and limits of the run to go on with where none are set."""
     settings = Settings(given)
     facts = from_trace(traces).metadata
-    limits, default = facts.get("limits") or {}, jsonable(Limits().to_dict())
+    limits, default = facts.get("limits"), jsonable(Limits().to_dict())
+    limits = limits if isinstance(limits, dict) else {}
     kept = {name: limits[name] for name in default if limits.get(name) not in (None, default[name])}
     blocks = kept.pop("max_blocks", None)
     if blocks != Limits.from_dict(kept).max_blocks:  # else it follows from the turns

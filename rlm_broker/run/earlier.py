@@ -335,6 +335,8 @@ def from_trace(paths: Sequence[Path]) -> Earlier:
     where = paths[-1]
     trees = defaultdict[str, list[Event]](list)
     for event in itertools.chain.from_iterable(map(events, paths)):
+        if isinstance(event, CallEnded) and not event.usage.is_possible:
+            raise ConfigurationError(f"{where} is not a trace: the usage of a call in it is negative, or no number")
         if not isinstance(event, BlockPrinted | ReplReady | CallRetried):
             trees[event.tree].append(event)
     roots = {tree: each[0] for tree, each in trees.items() if isinstance(each[0], RunStarted)}

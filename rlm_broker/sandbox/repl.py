@@ -485,6 +485,7 @@ class SandboxedRepl(SuppliedRepl, RolledBackRepl):
                 result = await run.result(code, wanted)
             except (FrameTooLarge, UnicodeEncodeError) as error:
                 recorder.forget(recorded)
+                wanted = wanted._replace(names=())  # nor does it count as a block
                 return block_result.unsent_block(code, error)
             except asyncio.CancelledError:
                 await to_its_end(partial(self._end_block, run, recorded))
@@ -504,9 +505,10 @@ class SandboxedRepl(SuppliedRepl, RolledBackRepl):
             return block
 
     async def _live_connection(self) -> Connection:
-        if self._worker.connection is None and self._worker.is_open:  # its last caller was cancelled
-            await self._replays.restored(await to_its_end(self._worker.roll_back))
-        return await self._worker.require_repl()
+        worker = self._worker
+        if worker.is_open and (worker.connection is None or worker.is_behind):  # its last caller was cancelled
+            await self._replays.restored(await to_its_end(worker.roll_back) if worker.connection is None else 1)
+        return await worker.require_repl()
 
     async def _killed(self, code: str, run: BlockRun, output: BlockOutput, number: int, started: float) -> Block:
         """Kill a block, and have the REPL go on from its checkpoint, or run its earlier blocks again."""

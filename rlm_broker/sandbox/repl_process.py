@@ -49,6 +49,7 @@ class ReplWorker:
         is_closed: Whether the REPL was closed, for good.
         busy: Held while a block runs.
         checkpoints: Account of the checkpoints of the REPL process.
+        is_behind: Whether the REPL goes on from a checkpoint, and its blocks since have not been run again yet.
         has_new_folder: Whether the last replay began in another scratch folder, since the first one had files.
         last_block: Number of the last block of the last REPL process.
         recorder: Makes the record of what a fresh REPL process has to run again to have the variables of this one.
@@ -59,6 +60,7 @@ class ReplWorker:
         self.connection: Connection | None = None
         self.is_open = False
         self.is_closed = False
+        self.is_behind = False
         self.busy = asyncio.Lock()
         self.checkpoints = Checkpoints(limits.checkpoint, limits.keep_checkpoints)
         self._workers = workers
@@ -150,9 +152,11 @@ class ReplWorker:
         await self._use(started, at_opening=True)
 
     async def has_files(self) -> bool:
-        """Return whether the scratch folder has any file."""
-        listed = await self.worker.list_folder([], b"")
-        return bool(listed.entries)
+        """Return whether the scratch folder has any file, as far as is known."""
+        try:
+            return bool((await self.worker.list_folder([], b"")).entries)
+        except WorkerDied:
+            return True
 
     async def give(self, given: Given) -> str | None:
         """Give a REPL in a replay what it was given before; return why that is impossible, as a clause."""
@@ -200,7 +204,7 @@ class ReplWorker:
 
     async def go_back(self, back: int) -> int:
         """Kill the REPL process, and go on from the checkpoint that lies so many checkpoints back. The caller holds
-        `busy`.
+        `busy`, and the REPL lives.
 
         Returns:
             Number of blocks whose variables are lost.
@@ -209,12 +213,13 @@ class ReplWorker:
             ConfigurationError: There are not so many checkpoints. The REPL is as it was.
             SandboxFailed: The checkpoint could not go on. The next block begins with what there is.
         """
-        await self.require_repl()
         await self.worker.drain()  # init may not have told yet of the checkpoint of the last block
         self.checkpoints.require(back)
         await self.end_repl()
         if (undone := await self.roll_back(back)) is None:
             raise SandboxFailed(f"the REPL cannot go back to this checkpoint: {self.checkpoints.problem or LOST}")
+        self.recorder.cut(self.checkpoints.blocks)
+        self.is_behind = False
         return undone
 
     async def roll_back(self, back: int = 1) -> int | None:
@@ -239,6 +244,7 @@ class ReplWorker:
         except SandboxFailed:  # model code has spoiled it: a fresh REPL takes its place
             self.checkpoints.problem = SPOILED
             return None
+        self.is_behind = True
         return self.checkpoints.rolled_back(point)
 
     async def beside_blocks(self) -> Worker:
@@ -417,10 +423,12 @@ class RolledBackRepl(AsyncResource):
         if self._worker.busy.locked():
             raise ReplBusy("this REPL runs a block: roll it back once the block has ended")
         async with self._worker.busy:
-            undone = await to_its_end(partial(self._worker.go_back, k))
-            recorder = self._worker.recorder
-            recorder.cut(recorder.record().blocks - undone)
-            return undone
+            await self._live_connection()
+            return await to_its_end(partial(self._worker.go_back, k))
+
+    async def _live_connection(self) -> Connection:
+        """Return the connection of a REPL process that has all variables which can be had."""
+        raise NotImplementedError
 
 
 class Inherited(Struct, frozen=True):

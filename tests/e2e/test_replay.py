@@ -1,20 +1,28 @@
 """A killed REPL runs its earlier blocks again: its variables and files come back, and nothing is paid or done twice."""
 
 import asyncio
+import base64
+import json
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 
 from rlm_broker import RLM, ConfigurationError, Limits, ReplLimits, ReplRecord, Sandbox
 from rlm_broker.broker.clients.script import ScriptedClient
-from rlm_broker.sandbox.blocks import record, recorder
+from rlm_broker.sandbox.blocks import record, recorder, replay
+from rlm_broker.sandbox.blocks.record import RecordedBlock, keys_of
 from rlm_broker.sandbox.repl import SandboxedRepl
-from sandbox_worker.wire.messages import Query, Slot
+from rlm_broker.sandbox.workers.source import StartedWorker
+from rlm_broker.values.remembered import Remembered
+from sandbox_worker.wire.frames import PREFIX
+from sandbox_worker.wire.messages import Provide, Query, Slot, encode
 from tests.support.launcher import needs_strict
 from tests.support.places import PROJECT
 from tests.support.tables import table
@@ -188,6 +196,15 @@ def test_answers_of_a_batch_for_any_model_are_found_without_a_search(
     assert asked.call_count == 2 * len(prompts)
 
 
+def test_interrupted_blocks_count_for_the_bound_of_a_record(
+    repl: SandboxedRepl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "ENTRY_BYTES", recorder.MAX_BYTES // 2)
+    for _ in range(3):
+        repl.execute("while True: pass", timeout_s=0.05)
+    assert repl.record.problem == "the record of its blocks has more than 64 MiB"
+
+
 @needs_strict
 def test_program_ends_the_replay_there(open_sandbox: Sandbox) -> None:
     with open_sandbox.repl(limits=LIMITS) as repl:
@@ -219,6 +236,63 @@ def test_blocks_since_a_checkpoint_run_again_on_top_of_it(open_sandbox: Sandbox,
         assert repl.execute("print(x, 'y' in globals())").stdout == f"[1] {what == 'runs'}\n"
 
 
+THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
+"""Code after which no checkpoint is made."""
+
+
+@needs_strict
+def test_block_that_was_not_sent_is_not_counted_since_the_checkpoint(open_sandbox: Sandbox) -> None:
+    with open_sandbox.repl(limits=LIMITS.replace(checkpoint="each")) as repl:
+        for code in ("n = 0", "n += 1", f"n += 1\n{THREAD}"):
+            repl.execute(code)
+        assert repl.execute("n += 1  # \ud800").status == "error"
+        assert repl.execute(KILL).blocks_undone == 1
+        assert repl.get("n") == 2
+
+
+@needs_strict
+@pytest.mark.parametrize("then", ["another block", "a rollback"])
+async def test_cancelled_rollback_loses_no_block(monkeypatch: pytest.MonkeyPatch, then: str) -> None:
+    begun, resume = asyncio.Event(), StartedWorker.resume
+
+    async def resumed(*arguments: Any) -> Any:
+        begun.set()
+        return await resume(*arguments)
+
+    monkeypatch.setattr(StartedWorker, "resume", resumed)
+    limits = LIMITS.replace(checkpoint="each", keep_checkpoints=2)
+    async with Sandbox(limits, "strict", warm=0) as sandbox, sandbox.repl() as repl:
+        for code in ("n = 0", "n += 1", f"n += 1\n{THREAD}", "n += 1"):
+            await repl.aexecute(code)
+        running = asyncio.create_task(repl.aexecute(KILL))
+        await begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        if then == "a rollback":
+            assert (await repl.arollback(), repl.record.blocks) == (3, 1)
+        assert await repl.aget("n") == (3 if then == "another block" else 0)
+        assert (await repl.aexecute(KILL)).blocks_undone == 1
+        assert await repl.aget("n") == (3 if then == "another block" else 0)
+
+
+async def test_refused_rollback_after_a_cancelled_block_leaves_the_variables() -> None:
+    async with Sandbox(LIMITS, "standard", warm=0) as sandbox, sandbox.repl() as repl:
+        repl.kills_when_cancelled = True
+        await repl.aexecute("x = 1")
+        begun = asyncio.Event()
+        running = asyncio.create_task(
+            repl.aexecute("print(1, flush=True)\nwhile True: pass", on_output=lambda *_: begun.set())
+        )
+        await begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        with pytest.raises(ConfigurationError):
+            await repl.arollback()
+        assert await repl.aget("x") == 1
+
+
 def test_repl_that_its_blocks_have_ruined_is_replaced(repl: SandboxedRepl) -> None:
     repl.execute("x = 1")
     assert [repl.execute(KILL).blocks_undone for _ in range(2)] == [1, 1]
@@ -236,6 +310,21 @@ def test_children_in_the_background_have_their_answers_or_an_error(standard: San
         block = repl.execute("print(done.result(), '|', never.result())")
         assert block.stdout == "answer 0 | Error: it ended with the REPL that had started it\n"
         assert answers.asked == ["soon"]
+
+
+async def test_query_of_many_children_makes_its_digests_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[Query]()
+
+    def counted(query: Query, model: str | None = None) -> list[bytes]:
+        made.append(query)
+        return keys_of(query, model)
+
+    monkeypatch.setattr(replay, "keys_of", counted)
+    again = replay.BlockAgain.__new__(replay.BlockAgain)
+    again.answers = Remembered()
+    prompts = [str(number) for number in range(500)]
+    slots = await again._off_the_clock(Query("1:1", "rlm", prompts, background=True))
+    assert (len(slots), len(made)) == (500, 2)
 
 
 async def test_cancelled_callers_repl_has_its_variables_at_the_next_block() -> None:
@@ -296,11 +385,29 @@ def test_other_process_goes_on_from_a_saved_record(standard: Sandbox, tmp_path: 
     assert second == f"9 None {drawn} 10 7"
 
 
+def saved(entry: object) -> bytes:
+    """Return a file of a record that has this entry."""
+    return json.dumps({"format": "rlm-broker record 1", "seed": None, "entries": [entry]}).encode()
+
+
+def frame(missing_bytes: int, name: str) -> str:
+    """Return the frame of a value, whose prefix announces more bytes than there are."""
+    payload = encode(Provide(name, msgspec.Raw(b"1")))
+    return base64.b64encode(PREFIX.pack(len(payload) + missing_bytes) + payload).decode()
+
+
 UNREADABLE = {
     "none": (None, "cannot be read: No such file"),
     "text": (b"x = 1", "is no record of a REPL that this version reads"),
     "another version": (b'{"format":"rlm-broker record 2","entries":[]}', "is no record of a REPL"),
     "nested": (b"[" * 100_000, "is no record of a REPL"),
+    "negative time": (saved({"type": "block", "code": "", "seconds": -1e9}), r"Expected `float` >= 0.0"),
+    "no number": (saved({"type": "block", "code": "\ud800", "seconds": float("nan")}), r"Expected `float` >= 0.0"),
+    "negative block": (saved({"type": "block", "code": "", "number": -7}), "Expected `int` >= 0"),
+    "large block": (saved({"type": "block", "code": "", "number": 10**60}), "Expected `int` <="),
+    "no message": (saved({"type": "given", "frames": {"a": "/////w=="}}), "is no record of a REPL"),
+    "short frame": (saved({"type": "given", "frames": {"a": frame(9, "a")}}), "the value 'a' is malformed"),
+    "another name": (saved({"type": "given", "frames": {"b": frame(0, "a")}}), "the value 'b' is malformed"),
 }
 
 
@@ -312,6 +419,11 @@ def test_file_of_another_kind_is_refused(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=why) as refused:
         ReplRecord.load(tmp_path / "record")
     assert "\n" not in str(refused.value)
+
+
+def test_block_that_cannot_be_sent_ends_the_replay(standard: Sandbox) -> None:
+    with standard.repl(record=ReplRecord([RecordedBlock("x = '\ud800'")])) as repl:
+        assert (repl.replayed.problem or "").startswith("block 1 cannot be sent")
 
 
 async def test_killed_run_goes_on_with_its_variables() -> None:

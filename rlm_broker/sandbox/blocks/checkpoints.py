@@ -61,6 +61,7 @@ class Checkpoints:
 
     Attributes:
         problem: Reason why there is none, as one clause; None if there is one, or none was due.
+        blocks: Number of ended blocks whose variables the REPL has.
     """
 
     def __init__(self, mode: str, kept: int = 1) -> None:
@@ -70,7 +71,7 @@ class Checkpoints:
         self._cost_s = LEAST_COST_S
         self._refused_at_s = 0.0
         self._work_s = 0.0
-        self._blocks = 0
+        self.blocks = 0
         self._asked: Point | None = None
         self._made: list[Point] = []  # the oldest one first
 
@@ -96,7 +97,7 @@ class Checkpoints:
     def asked(self, number: int) -> None:
         """Record that the block which begins now makes the checkpoint of that number."""
         self.problem, self._refused_at_s = None, 0.0
-        self._asked = Point(number, self._work_s, self._blocks)
+        self._asked = Point(number, self._work_s, self.blocks)
 
     def refused(self, problem: str) -> None:
         """Record that init refuses one now."""
@@ -112,7 +113,7 @@ class Checkpoints:
         """Count a block whose variables a kill would lose. A block that reads variables makes none."""
         if wanted.names is None:
             self._work_s += seconds
-            self._blocks += 1
+            self.blocks += 1
 
     def provided(self, more: Provisions, context: str | None = None) -> None:
         """Record provisions, of which a checkpoint does not know."""
@@ -146,13 +147,13 @@ class Checkpoints:
 
     def rolled_back(self, point: Point) -> int:
         """Record that the REPL goes on from there. Return the number of ended blocks whose variables are lost."""
-        undone = self._blocks - point.blocks
-        self._work_s, self._blocks = point.work_s, point.blocks
+        undone = self.blocks - point.blocks
+        self._work_s, self.blocks = point.work_s, point.blocks
         self._asked, self._made = None, self._made[: self._made.index(point)]
         return undone
 
     def all_is_lost(self) -> None:
         """Record that a fresh REPL takes the place of the last."""
-        self._work_s, self._blocks, self._refused_at_s, self._cost_s = 0.0, 0, 0.0, LEAST_COST_S
+        self._work_s, self.blocks, self._refused_at_s, self._cost_s = 0.0, 0, 0.0, LEAST_COST_S
         self._asked = self.problem = None
         self._made = []

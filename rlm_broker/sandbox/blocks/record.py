@@ -10,18 +10,25 @@ import re
 import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.results import Block
-from sandbox_worker.wire.messages import Query, Slot, Submit
+from rlm_broker.sandbox.arguments import SEED_BITS
+from rlm_broker.values.fields import FINITE
+from sandbox_worker.wire.errors import MessageInvalid
+from sandbox_worker.wire.frames import PREFIX
+from sandbox_worker.wire.messages import Attach, Provide, Query, Slot, Submit, decode_from_orchestrator
 from sandbox_worker.wire.prompts import MessagePart
 from sandbox_worker.wire.text_json import decode_escaped, encode_escaped
 
 MAX_FILE_BYTES: Final = 512 << 20
 """Bytes of a saved record, at most; a larger file is refused. JSON may write a character as six."""
+MOST_BLOCKS: Final = 1 << 31
+"""Number of a block, at most."""
 ANY_MODEL: Final = "*"
 """Stands for a model in `asked`, where it is not known which one code has named."""
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
@@ -74,9 +81,9 @@ class RecordedBlock(msgspec.Struct, tag="block"):
 
     code: str
     outcome: bytes = b""
-    seconds: float = 0.0
+    seconds: Annotated[float, Meta(ge=0, le=FINITE)] = 0.0
     answers: list[tuple[bytes, Slot]] = []
-    number: int = 0
+    number: Annotated[int, Meta(ge=0, le=MOST_BLOCKS)] = 0
     problem: str | None = None
     value: bool = False
     stdin: str | None = None
@@ -113,7 +120,7 @@ Entry = RecordedBlock | Given | HostFile | Gap
 
 class _Saved(msgspec.Struct):
     format: Literal["rlm-broker record 1"]
-    seed: int | None
+    seed: Annotated[int, Meta(ge=0, lt=1 << SEED_BITS)] | None
     entries: list[Entry]
     problem: str | None = None
 
@@ -220,7 +227,10 @@ class ReplRecord:
             raise ConfigurationError(f"{path} has more than {MAX_FILE_BYTES:,} bytes, and so is no record of a REPL")
         try:
             saved = decode_escaped(data, _Saved)
-        except (ValueError, RecursionError, TypeError) as error:
+            for entry in saved.entries:
+                if isinstance(entry, Given):
+                    _require_frames(entry)
+        except (ValueError, RecursionError, TypeError, MessageInvalid) as error:
             raise ConfigurationError(f"{path} is no record of a REPL that this version reads: {error}") from None
         return cls(saved.entries, saved.seed, saved.problem)
 
@@ -231,6 +241,16 @@ def keys_of(query: Query | Submit, model: str | None = None) -> list[bytes]:
         return [asked("submit", bytes(query.fields).decode(errors="replace"))]
     model = model or query.model
     return [asked(query.want, each, model=model, system=query.system, tool=query.tool) for each in query.prompts]
+
+
+def _require_frames(given: Given) -> None:
+    """Raise ValueError or MessageInvalid for a frame without a value. A REPL would wait for the rest of a short one."""
+    for name, frame in (*given.frames.items(), *given.again.items()):
+        payload = frame[PREFIX.size :]
+        message = decode_from_orchestrator(payload)
+        is_value = isinstance(message, Provide | Attach) and message.name == name
+        if not is_value or frame[: PREFIX.size] != PREFIX.pack(len(payload)):
+            raise ValueError(f"the value {name[:80]!r} is malformed")
 
 
 def _chars_of(entry: Entry) -> int:

@@ -72,13 +72,14 @@ class ReplRecorder:
     def ended(self, recorded: RecordedBlock, block: Block | None, seconds: float) -> None:
         """Note how a block has ended; None stands for the end of its caller, which waits for no outcome."""
         recorded.seconds = seconds
+        self._room -= len(recorded.code) + len(recorded.stdin or "") + ENTRY_BYTES
         if block is None or block.status == "interrupted":
             recorded.problem = "was interrupted"
-            return
-        self._loose.append((recorded, None, block))
-        self._loose_chars += len(block.stdout) + len(block.stderr)
-        self._room -= len(recorded.code) + len(recorded.stdin or "") + ENTRY_BYTES
-        if self._loose_chars > LOOSE_CHARS or self._room < 0 or block.displays:  # a picture is not kept alive
+        else:
+            self._loose.append((recorded, None, block))
+            self._loose_chars += len(block.stdout) + len(block.stderr)
+        has_pictures = block is not None and block.displays  # which are not kept alive
+        if self._loose_chars > LOOSE_CHARS or self._room < 0 or has_pictures:
             self._tidy()
 
     def forget(self, recorded: RecordedBlock) -> None:

@@ -133,12 +133,14 @@ class Replays:
         Returns:
             The number of those that are lost now; None for all of them.
         """
+        self._is_over = self._worker.is_behind = False
         recorder, is_on_top = self._worker.recorder, undone is not None
         entries = recorder.entries = recorder.record().entries  # without the block that was killed
         places = [place for place, each in enumerate(entries) if isinstance(each, RecordedBlock)]
-        lost = len(places) if undone is None else undone - 1
+        # Counted here, and not from `undone`: a replay that was cancelled has run a part of them again.
+        lost = len(places) if undone is None else len(places) - self._worker.checkpoints.blocks
         self.replayed = Replayed(0, None if is_on_top else recorder.problem)
-        if not lost or lost > len(places):
+        if lost <= 0:
             return undone
         kept = len(places) - lost
         last = entries[places[kept - 1] + 1 if kept else 0 :]
@@ -211,7 +213,7 @@ class Replays:
         """
         recorder, last = self._worker.recorder, self._worker.last_block
         before = len(recorder.entries)
-        self._ends_at, self._is_over = time.monotonic() + self._limits.max_replay_s, False
+        self._ends_at = time.monotonic() + self._limits.max_replay_s
         most, problem = len(entries), None
         while True:
             self._answers = Remembered[bytes, Slot]()
@@ -284,8 +286,8 @@ class Replays:
         run.answers = self._answers
         try:
             result = await run.result(recorded.code, wanted)
-        except FrameTooLarge as error:
-            return None, f"{which} is too long for a message: {error}"
+        except (FrameTooLarge, UnicodeEncodeError) as error:
+            return None, f"{which} cannot be sent: {error}"
         finally:
             self._run = None
         if result is None:

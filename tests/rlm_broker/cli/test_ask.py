@@ -166,6 +166,10 @@ def test_resume_goes_on_with_the_question_model_and_limits_of_the_trace(log: Pat
     started = json.loads(second.read_text().splitlines()[0])
     assert (started["question"], started["model"], started["after_turn"]) == (QUESTION, "m", 1)
     assert (started["metadata"]["limits"]["max_tokens"], started["metadata"]["limits"]["max_llm_calls"]) == (100_000, 5)
+    strange = tmp_path / "strange.jsonl"
+    strange.write_text(json.dumps(started | {"metadata": {"limits": ["max_tokens"]}}) + "\n")
+    refused = run("ask", "--resume", strange, log, *url, "-m", "m")
+    assert (refused.returncode, "does not say what its run was about" in refused.stderr) == (2, True)
 
 
 def test_resume_and_best_of_are_refused_beside_what_they_cannot_have(log: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Runs that go on from the trace of another one."""
 
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -212,6 +213,14 @@ def test_trace_that_cannot_be_gone_on_from_is_refused_in_one_sentence(runs: Runs
         gone = next(at for at, line in enumerate(lines) if line["event"] == event)
         holes.append(runs.folder / f"hole{number}.jsonl")
         holes[-1].write_text("".join(f"{json.dumps(line)}\n" for at, line in enumerate(lines) if at != gone))
+    called = next(line for line in lines if line["event"] == "call_ended")
+    gained = []
+    for number, usage in enumerate(
+        ({"total_cost": -100.0}, {"total_cost": math.nan}, {"total_input_tokens": -(10**9)})
+    ):
+        gained.append(runs.folder / f"gained{number}.jsonl")
+        changed = [line | {"usage": line["usage"] | usage} if line is called else line for line in lines]
+        gained[-1].write_text("".join(f"{json.dumps(line)}\n" for line in changed))
     del lines[0]["metadata"]["context"]
     old.write_text("\n".join(map(json.dumps, lines)) + "\n")
 
@@ -231,6 +240,10 @@ def test_trace_that_cannot_be_gone_on_from_is_refused_in_one_sentence(runs: Runs
         (lambda: rlm.resume(failed, {"a": "b"}).result(), "the context is a dict of 1 character in 1 part, and"),
         (lambda: rlm.resume(old, "text"), "does not say what its run was about"),
         *((partial(rlm.resume, hole, "text"), "is not whole: it lacks lines of its run") for hole in holes),
+        *(
+            (partial(rlm.resume, each, "text"), "the usage of a call in it is negative, or no number")
+            for each in gained
+        ),
         (lambda: rlm.resume(runs.folder / "none.jsonl", "text"), "cannot read .*none.jsonl"),
         (lambda: rlm.resume([], "text"), "name a trace to go on from"),
         (lambda: rlm.resume(failed, "text", "Another question?"), "has the question there"),
