@@ -340,11 +340,7 @@ def from_trace(paths: Sequence[Path]) -> Earlier:
         if not isinstance(event, BlockPrinted | ReplReady | CallRetried):
             trees[event.tree].append(event)
     roots = {tree: each[0] for tree, each in trees.items() if isinstance(each[0], RunStarted)}
-    ends = {tree: each[-1] for tree, each in trees.items() if isinstance(each[-1], RunEnded)}
-    done = {tree for tree, ended in ends.items() if _has_answered(ended)}
-    for tree, started in reversed(roots.items()):  # a run is done if the one that went on from it is
-        if tree in done and started.is_resumed and started.branch_of is not None:
-            done.add(started.branch_of)
+    done = _done(trees, roots)
     left = [tree for tree in roots if tree not in done]
     if not left:
         why = "its run has answered" if roots else "it has the beginning of none"
@@ -368,8 +364,16 @@ def from_trace(paths: Sequence[Path]) -> Earlier:
     return Earlier(started.tree, progress, context, question, retold.spent, started.metadata)
 
 
-def _has_answered(last: Event) -> bool:
-    return isinstance(last, RunEnded) and last.how == "answered" and last.limit is None
+def _done(trees: Mapping[str, Sequence[Event]], roots: Mapping[str, RunStarted]) -> set[str]:
+    """Return the runs that have answered, and those that such a run has gone on from."""
+    done = set()
+    for tree, started in reversed(roots.items()):
+        last = trees[tree][-1]
+        if isinstance(last, RunEnded) and last.how == "answered" and last.limit is None:
+            done.add(tree)
+        if tree in done and started.is_resumed and started.branch_of is not None:
+            done.add(started.branch_of)
+    return done
 
 
 def _retold(tree: str, trees: Mapping[str, Sequence[Event]], roots: Mapping[str, RunStarted]) -> "_Retold":
