@@ -366,8 +366,8 @@ def from_trace(paths: Sequence[Path]) -> Earlier:
 
 def _done(trees: Mapping[str, Sequence[Event]], roots: Mapping[str, RunStarted]) -> set[str]:
     """Return the runs that have answered, and those that such a run has gone on from."""
-    done = set()
-    for tree, started in reversed(roots.items()):
+    done = set[str]()
+    for tree, started in reversed([*roots.items()]):
         last = trees[tree][-1]
         if isinstance(last, RunEnded) and last.how == "answered" and last.limit is None:
             done.add(tree)

@@ -240,6 +240,7 @@ class Runner:
             assert sandbox is not None
             more: Any = {"values": values, "limits": self._tree.limits, "record": self.progress.record}
             opened: Any = sandbox.repl(context, self._answer, tools=tools, **more)
+            opened.tree = self._tree.events.tree
         else:
             opened = persistent.repl(context, self._answer, tools, values)
         async with opened as repl:
