@@ -102,9 +102,7 @@ async def best_of(
     engine.require_branching(request)
     if scorer is not None and not callable(scorer):
         raise ConfigurationError(f"scorer must be a function, not {type(scorer).__name__}")
-    shared_out(
-        request.limits, Ledger(request.limits).left(), number
-    )  # refuses limits that are too low before anything is paid
+    shared_out(request.limits, Ledger(request.limits).left(), number)  # limits that are too low are refused unpaid
     async with engine.borrowed(), contextlib.AsyncExitStack() as stack:
         if not isinstance(request.context, StoredContext):  # one copy for all runs
             reading = in_thread(lambda _: stored(request.context, request.question), discard=StoredContext.close)
