@@ -159,8 +159,8 @@ def test_resume_goes_on_with_the_question_model_and_limits_of_the_trace(log: Pat
         traced = run("ask", "--resume", first, log, *url, "--trace", tmp_path / "a b.jsonl")
         assert f"rlm-broker ask --resume {first} --resume '{tmp_path}/a b.jsonl'\n" in traced.stderr
         done = run("ask", "--resume", first, log, *url, "--limit", "max_llm_calls=5", "--trace", second)
-        both.write_text(first.read_text() + second.read_text())
-        assert run("ask", "--resume", both, log, *url).returncode == 2  # the second run has answered
+        both.write_text(first.read_text() + second.read_text().replace('"is_resumed":true', '"is_resumed":false'))
+        assert run("ask", "--resume", both, log, *url).returncode == 3  # the second run, a branch, has other limits
     assert (done.returncode, done.stdout) == (0, f"{len(log.read_text())} characters\n")
     assert "2 turns, 2 calls" in done.stderr
     started = json.loads(second.read_text().splitlines()[0])
