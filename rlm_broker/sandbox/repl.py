@@ -13,7 +13,6 @@ from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.broker.transport.session import NOTHING, Stdin, Wanted
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
-from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.errors import ConfigurationError, ReplBusy, ReplClosed, require_kind
 from rlm_broker.events.observers import OBSERVERS, ReplState
@@ -23,9 +22,9 @@ from rlm_broker.sandbox.arguments import environment_of, require_answer, require
 from rlm_broker.sandbox.blocks import block_result
 from rlm_broker.sandbox.blocks.block import BlockRun
 from rlm_broker.sandbox.blocks.block_result import BlockOutput, OnDisplay, OnOutput, SubmitFields
-from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
 from rlm_broker.sandbox.files import ReplFiles
-from rlm_broker.sandbox.programs import ProgramResult, ReplPrograms, run_script
+from rlm_broker.sandbox.forks import ForkableRepl
+from rlm_broker.sandbox.programs import ProgramResult, run_script
 from rlm_broker.sandbox.repl_process import ReplWorker
 from rlm_broker.sandbox.tools import Tools
 from rlm_broker.sandbox.workers.source import Workers
@@ -36,7 +35,7 @@ from sandbox_worker.wire.messages import Query, Slot
 BY_CALLER: Final = "was interrupted by its caller"
 
 
-class SandboxedRepl(AsyncResource):
+class SandboxedRepl(ForkableRepl):
     """Runs blocks of untrusted code, one after the other. Variables persist from one block to the next.
 
     Example:
@@ -95,15 +94,9 @@ class SandboxedRepl(AsyncResource):
         self._provisions = Provisions.of(values or {}, self._limits.max_frame_bytes, names or None, environment)
         self._event_loop = event_loop
         self._fork_server = workers.fork_server
-        self._worker = ReplWorker(workers, context, self._limits, self._provisions)
         self.answer = answer
-        # These know the worker and not this object, which has them: without cycles, no REPL waits for the collector.
-        worker = self._worker
-        self._files = ReplFiles(event_loop, worker.beside_blocks, self._limits.scratch_bytes)
-        self._contexts = QueryContexts(worker.beside_blocks, worker.context_named, self._limits.scratch_bytes)
-        self._programs = ReplPrograms(self._fork_server, worker, self._limits, env)
-        self._run: BlockRun | None = None
-        self._is_interrupted = False
+        self._env = env
+        self._use(ReplWorker(workers, context, self._limits, self._provisions))
 
     @property
     def is_closed(self) -> bool:
@@ -477,15 +470,20 @@ class SandboxedRepl(AsyncResource):
 
     # -- opening and end ---------------------------------------------------------------------------------------------
 
-    async def _open(self) -> None:
+    def _opens(self) -> None:
         if self.is_listed:
             for observer in OBSERVERS:
                 observer.repl_opens(self)
+
+    async def _open(self) -> None:
+        self._opens()
         await self._worker.open()
         self._became("idle")
 
     async def _close(self) -> None:
         try:
+            forks, self._forks = self._forks, []
+            await asyncio.gather(*(fork.aclose() for fork in forks))
             await self._worker.close()
         finally:
             if self._worker.is_closed:

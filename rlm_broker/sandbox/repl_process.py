@@ -6,7 +6,7 @@ contexts are stored once, and kept as long as the REPL.
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from msgspec import Struct
 
@@ -23,7 +23,7 @@ from rlm_broker.sandbox.blocks.checkpoints import Checkpoints
 from rlm_broker.sandbox.workers.source import StartedWorker, Workers
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.bounds import SCRATCH_LIMITS
-from sandbox_worker.wire.control import Exceeded, LastSeen
+from sandbox_worker.wire.control import EndHub, Exceeded, LastSeen
 from sandbox_worker.wire.names import CONTEXT, numbered
 
 
@@ -40,6 +40,7 @@ class ReplWorker:
         is_open: Whether the REPL was opened. It stays so when it is closed.
         is_closed: Whether the REPL was closed, for good.
         busy: Held while a block runs.
+        provisions: All that it was given.
         checkpoints: Account of the checkpoints of the REPL process.
     """
 
@@ -53,9 +54,10 @@ class ReplWorker:
         self._workers = workers
         self._context = ReplContext(context, limits.later_context_bytes)
         self._limits = limits
-        self._provisions = provisions
+        self.provisions = provisions
         self._restarts = 0
         self._last_block = 0
+        self._is_at_hub = False
         self._adding = asyncio.Lock()
 
     @property
@@ -116,8 +118,40 @@ class ReplWorker:
         assert self.connection is not None
         return self.connection
 
+    async def fork(self, becomes_hub: Callable[[], Awaitable[None]]) -> "ReplWorker":
+        """Return a fork of the live REPL, which is open. No block runs meanwhile.
+
+        Args:
+            becomes_hub: Runs the block with which the REPL becomes a hub.
+
+        Raises:
+            ForkRefused: The REPL cannot be forked, or not now.
+            ReplClosed, SandboxFailed: The REPL was closed, or has ended.
+        """
+        connection, started = self.connection, self.started
+        assert connection is not None
+        assert started is not None
+        is_there, self._is_at_hub = self._is_at_hub, False
+        block = connection.block + (not is_there)
+        forked = await started.fork(block, None if is_there else becomes_hub)
+        self._is_at_hub = True
+        self.checkpoints.given_up()
+        fork = ReplWorker(self._workers, None, self._limits, self.provisions.copy())
+        fork._context = self._context.another()
+        fork.started, fork.connection, fork.is_open = forked, forked.connection, True
+        self._workers.hold(fork._context)
+        return fork
+
+    def _leave_hub(self) -> None:
+        """Let the hub end, since the REPL is not in its state any more."""
+        if self._is_at_hub and self.started is not None:
+            self.started.worker.init.say(EndHub())
+        self._is_at_hub = False
+
     async def with_checkpoint(self, wanted: Wanted) -> Wanted:
         """Have a checkpoint prepared if one is due, and have the next block make it."""
+        if self._is_at_hub:
+            self._leave_hub()
         checkpoints = self.checkpoints
         if not checkpoints.is_due or wanted.names is not None or self.started is None:
             return wanted
@@ -162,14 +196,14 @@ class ReplWorker:
                 await self.require_repl()
         if self.started is None:
             raise SandboxFailed("the REPL is being replaced: try again when its block has begun")
-        return self.worker
+        return self.started.with_files
 
     async def end_repl(self, explain: bool = False) -> LastSeen | None:
         """Kill the REPL process, and end its open queries. Its worker stays, with the context in place.
 
         If init is to `explain`, it looks at the REPL first. Its state is returned, if init could see it.
         """
-        connection, self.connection = self.connection, None
+        connection, self.connection, self._is_at_hub = self.connection, None, False
         if connection is not None:
             self._last_block = connection.block
         worker = self.worker
@@ -178,8 +212,10 @@ class ReplWorker:
         if not worker.gone.is_set():
             with contextlib.suppress(SandboxFailed):  # init was killed meanwhile, and the REPL with it
                 seen = await worker.stop(explain and seen is None) or seen
-        # A full scratch folder would end the next REPL, too. So the next one gets another worker.
-        if worker.gone.is_set() or (exceeded is not None and exceeded.limit in SCRATCH_LIMITS):
+        # A full scratch folder would end the next REPL, too. So the next one gets another worker. It also does if forks
+        # share the worker: a fresh REPL would not be kept apart from them.
+        is_shared = self.started is not None and self.started.is_shared
+        if worker.gone.is_set() or is_shared or (exceeded is not None and exceeded.limit in SCRATCH_LIMITS):
             await self._end()
         if connection is not None:
             await connection.close()
@@ -210,7 +246,8 @@ class ReplWorker:
 
     def provide(self, more: Provisions, context: str | None = None) -> None:
         """Give the REPL, and each process in its place, more tools and values, or the added context of this name."""
-        self._provisions.add(more)
+        self.provisions.add(more)
+        self._leave_hub()
         self.checkpoints.provided(more, context)
         if self.connection is not None:
             self.connection.provide(more)
@@ -237,7 +274,7 @@ class ReplWorker:
     async def _connected_afresh(self, connection: Connection) -> None:
         """Go on with a fresh REPL process, which gets all provisions. Raise WorkerDied if it died meanwhile."""
         self.checkpoints.all_is_lost()
-        await self._connected(connection, self._provisions, self._context.later)
+        await self._connected(connection, self.provisions, self._context.later)
 
     async def _connected(self, connection: Connection, provisions: Provisions, contexts: Iterable[str]) -> None:
         """Go on with a REPL process, and give it these provisions and added contexts with its first block. Raise
@@ -351,6 +388,13 @@ class ReplContext:
         name = numbered(CONTEXT, len(self.later) + 1)
         self.later[name] = stored
         return name
+
+    def another(self) -> "ReplContext":
+        """Return the same contexts for a fork, with descriptors of their own."""
+        made = ReplContext(self._given, self._later_bytes)
+        made._own = None if self._own is None else self._own.another()
+        made.later = {name: stored.another() for name, stored in self.later.items()}
+        return made
 
     def drop(self, name: str) -> None:
         """Forget and close an added context."""

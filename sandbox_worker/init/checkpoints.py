@@ -117,6 +117,11 @@ class FrozenCopies:
         """Take what a checkpoint that is being made has said."""
         return None if self._making is None else self.hear(self._making.speaking.fileno(), repl_pid)
 
+    def give_up(self) -> None:
+        """End the checkpoint, and the one that is being made: the REPL is about to be forked."""
+        self._forget(self._made)
+        self._forget(self._making)
+
     def frees(self, bytes_over: float) -> bool:
         """End the checkpoint if that frees so many bytes, and not few. Return whether it does, once it has ended."""
         pid = self.pid

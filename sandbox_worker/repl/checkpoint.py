@@ -64,6 +64,17 @@ class HandedDescriptors:
             self._waiting[kind] += fds
         return self._waiting[packet].pop(0)
 
+    def newest(self, packet: bytes) -> int | None:
+        """Return the last descriptor that came with this packet; None if there is none. Older ones are closed: they are
+        of blocks that were cancelled before they began."""
+        newest = None
+        with contextlib.suppress(OSError):  # model code has closed the socket
+            while (fd := self.take(packet)) is not None:
+                if newest is not None:
+                    os.close(newest)
+                newest = fd
+        return newest
+
     def close_all(self) -> None:
         """Close all descriptors that were not taken."""
         for fd in [fd for fds in self._waiting.values() for fd in fds]:
@@ -77,7 +88,7 @@ def make_checkpoint(handed: HandedDescriptors) -> bool:
     Returns:
         False in the REPL; True in the checkpoint, when it goes on as the REPL on a fresh connection.
     """
-    speaking = _newest(handed)
+    speaking = handed.newest(A_CHECKPOINT)
     if speaking is None:
         return False
     began, state = time.monotonic(), random.getstate()
@@ -103,17 +114,6 @@ def make_checkpoint(handed: HandedDescriptors) -> bool:
     os.close(made)
     _allow_processes(min(most, allowed + 1))
     return False
-
-
-def _newest(handed: HandedDescriptors) -> int | None:
-    """Return the socket that init handed over last. Older ones are of blocks that were cancelled before they began."""
-    newest = None
-    with contextlib.suppress(OSError):  # model code has closed the socket
-        while (fd := handed.take(A_CHECKPOINT)) is not None:
-            if newest is not None:
-                os.close(newest)
-            newest = fd
-    return newest
 
 
 def _fork_again() -> None:
