@@ -71,6 +71,17 @@ class HandedDescriptors:
             self._waiting[kind] += fds
         return self._waiting[packet].pop(0)
 
+    def newest(self, packet: bytes) -> int | None:
+        """Return the last descriptor that came with this packet; None if there is none. Older ones are closed: they are
+        of blocks that were cancelled before they began."""
+        newest = None
+        with contextlib.suppress(OSError):  # model code has closed the socket
+            while (fd := self.take(packet)) is not None:
+                if newest is not None:
+                    os.close(newest)
+                newest = fd
+        return newest
+
     def close_all(self) -> None:
         """Close all descriptors that were not taken."""
         for fd in [fd for fds in self._waiting.values() for fd in fds]:
@@ -84,7 +95,7 @@ def make_checkpoint(handed: HandedDescriptors) -> bool:
     Returns:
         False in the REPL; True in the checkpoint, when it goes on as the REPL on a fresh connection.
     """
-    speaking = _newest(handed)
+    speaking = handed.newest(A_CHECKPOINT)
     if speaking is None:
         return False
     if not faulthandler.is_enabled():  # not in each fresh REPL: it takes eight system calls
@@ -95,7 +106,7 @@ def make_checkpoint(handed: HandedDescriptors) -> bool:
     except OSError:  # model code has left too few descriptors
         os.close(speaking)
         return False
-    _allow_processes(handed.copies, 0)
+    allow_processes(handed.copies, 0)
     try:
         middle = os.fork()
     except OSError:  # too many processes, or too little memory
@@ -113,19 +124,8 @@ def make_checkpoint(handed: HandedDescriptors) -> bool:
         with contextlib.suppress(ChildProcessError):  # model code ignores SIGCHLD
             os.waitpid(middle, 0)
     os.close(made)
-    _allow_processes(handed.copies, 1)  # no parent of a copy is left
+    allow_processes(handed.copies, 1)  # no parent of a copy is left
     return False
-
-
-def _newest(handed: HandedDescriptors) -> int | None:
-    """Return the socket that init handed over last. Older ones are of blocks that were cancelled before they began."""
-    newest = None
-    with contextlib.suppress(OSError):  # model code has closed the socket
-        while (fd := handed.take(A_CHECKPOINT)) is not None:
-            if newest is not None:
-                os.close(newest)
-            newest = fd
-    return newest
 
 
 def _fork_again() -> None:
@@ -161,12 +161,12 @@ def _go_on(handed: HandedDescriptors, state: object) -> None:
             os.dup2(connection, CONNECTION_FD, inheritable=False)
             os.close(connection)
         random.setstate(state)  # type: ignore[arg-type] # `random` has drawn a new one after the fork
-        _allow_processes(handed.copies, 2)  # nor is this copy one
+        allow_processes(handed.copies, 2)  # nor is this copy one
     except BaseException:  # noqa: BLE001 - as above
         os._exit(0)
 
 
-def _allow_processes(copies: int, unused: int) -> None:
+def allow_processes(copies: int, unused: int) -> None:
     """Allow so many more processes than code may have, but for unused ones, unless code has lowered the limit."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NPROC)
     if allowed >= most - copies:

@@ -294,6 +294,7 @@ class Execute(Message, frozen=True, omit_defaults=True):
         tells_variables: Whether the result shall list the variables that the block made or changed.
         echo: Whether the last expression and a traceback are printed. If not, the result has them.
         checkpoint: Whether the REPL makes a checkpoint before the block, by the socket that init has handed to it.
+        becomes_hub: Whether the REPL becomes a hub before the block, by such a socket. A fork of it runs the block.
     """
 
     block: int
@@ -307,6 +308,7 @@ class Execute(Message, frozen=True, omit_defaults=True):
     echo: bool = True
     asks_stdin: bool = False
     checkpoint: bool = False
+    becomes_hub: bool = False
 
 
 class Environment(Message, frozen=True, omit_defaults=True):
