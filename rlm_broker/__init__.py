@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from rlm_broker.errors import ContextRefused as ContextRefused
     from rlm_broker.errors import FailureCause as FailureCause
     from rlm_broker.errors import FileRefused as FileRefused
+    from rlm_broker.errors import ForkRefused as ForkRefused
     from rlm_broker.errors import IsolationUnavailable as IsolationUnavailable
     from rlm_broker.errors import LimitReached as LimitReached
     from rlm_broker.errors import ModelFailed as ModelFailed
@@ -211,8 +212,8 @@ _MODULES = {
     "concurrency.turns": "FairSemaphore",
     "context.store": "Encoded OpenFile Paths store store_as_it_is",
     "context.stored_context": "StoredContext",
-    "errors": "ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable LimitReached "
-    "ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed ReplayDiverged "
+    "errors": "ConfigurationError ContextRefused FailureCause FileRefused ForkRefused IsolationUnavailable "
+    "LimitReached ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed ReplayDiverged "
     "RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge ValueUnavailable "
     "WorkerDied",
     "events.event": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "

@@ -6,6 +6,7 @@ RlmBrokerError
 │   ├── ContextRefused       a context cannot be read, or is not text, a dict or a list
 │   ├── ValueTooLarge        a value is larger than one message to a REPL may be
 │   └── UnknownModel         no client is registered under that name
+├── ForkRefused              a REPL cannot be forked here, or now; it goes on
 ├── FileRefused              a file of a REPL cannot be read, written or listed
 ├── ProgramNotStarted        a program cannot be started in a sandbox
 ├── IsolationUnavailable     this machine cannot give the wanted isolation level
@@ -123,6 +124,22 @@ class UnknownModel(ConfigurationError):
     """No client is registered under that name."""
 
     kind = "unknown_model"
+
+
+class ForkRefused(RlmBrokerError):
+    """A REPL cannot be forked in this sandbox, or not now. The REPL goes on.
+
+    Example:
+        ```python
+        repl.execute("import threading, time; threading.Thread(target=time.sleep, args=(9,), daemon=True).start()")
+        try:
+            repl.fork()
+        except ForkRefused as error:
+            print(error)  # this REPL cannot be forked: threads that an earlier block has left were running
+        ```
+    """
+
+    kind = "fork"
 
 
 class FileRefused(RlmBrokerError):

@@ -131,6 +131,7 @@ def test_sandbox_raises_only_documented_errors(rlm: RLM, repl: SandboxedRepl) ->
     require_ours(rlm.sandbox.template, {}, ["context", "imports", "setup", "timeout_s"])
     require_ours(repl.execute, {"code": "1"}, ["code", "timeout_s", "on_output", "value", "echo"])
     require_ours(repl.provide, {}, ["values"])
+    require_ours(repl.fork, {}, ["answer", "detached"])
     require_ours(repl.run, {"argv": ["true"]}, ["argv", "input", "cwd", "env", "timeout_s", "max_output_bytes"])
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any, Final
 
-from rlm_broker.broker.transport.connection import Connection, QueryHandler, refuse
+from rlm_broker.broker.transport.connection import QueryHandler, refuse
 from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.broker.transport.session import NOTHING, Stdin, Wanted
 from rlm_broker.concurrency.deadline import to_its_end
@@ -22,13 +22,11 @@ from rlm_broker.sandbox.arguments import environment_of, require_answer, require
 from rlm_broker.sandbox.blocks import block_result
 from rlm_broker.sandbox.blocks.block import BlockRun
 from rlm_broker.sandbox.blocks.block_result import BlockOutput, OnDisplay, OnOutput, SubmitFields
-from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
 from rlm_broker.sandbox.blocks.record import RecordedBlock, Replayed, ReplRecord
-from rlm_broker.sandbox.blocks.replay import Replays
 from rlm_broker.sandbox.files import ReplFiles
-from rlm_broker.sandbox.programs import ProgramResult, ReplPrograms, run_script
-from rlm_broker.sandbox.repl_process import ReplWorker, RolledBackRepl
-from rlm_broker.sandbox.supplies import SuppliedRepl
+from rlm_broker.sandbox.forks import ForkableRepl
+from rlm_broker.sandbox.programs import ProgramResult, run_script
+from rlm_broker.sandbox.repl_process import ReplWorker
 from rlm_broker.sandbox.tools import Tools
 from rlm_broker.sandbox.workers.source import Workers
 from rlm_broker.values.names import require_given, require_variables
@@ -38,7 +36,7 @@ from sandbox_worker.wire.messages import Query, Slot
 BY_CALLER: Final = "was interrupted by its caller"
 
 
-class SandboxedRepl(SuppliedRepl, RolledBackRepl):
+class SandboxedRepl(ForkableRepl):
     """Runs blocks of untrusted code, one after the other. Variables persist from one block to the next.
 
     Example:
@@ -99,18 +97,11 @@ class SandboxedRepl(SuppliedRepl, RolledBackRepl):
         self._provisions = Provisions.of(values or {}, self._limits.max_frame_bytes, names or None, environment)
         self._event_loop = event_loop
         self._fork_server = workers.fork_server
-        self._worker = ReplWorker(workers, context, self._limits, self._provisions)
         self.answer = answer
+        self._env = env
+        self._use(ReplWorker(workers, context, self._limits, self._provisions))
         self._to_replay = record
         self._worker.recorder.seed = record.seed if seed is None and record is not None else seed
-        # These know the worker and not this object, which has them: without cycles, no REPL waits for the collector.
-        worker = self._worker
-        self._files = ReplFiles(event_loop, worker.beside_blocks, self._limits.scratch_bytes, worker.recorder.file)
-        self._contexts = QueryContexts(worker.beside_blocks, worker.context_named, self._limits.scratch_bytes)
-        self._replays = Replays(worker, self._contexts, self._limits, self._files.put)
-        self._programs = ReplPrograms(self._fork_server, worker, self._limits, env)
-        self._run: BlockRun | None = None
-        self._is_interrupted = False
 
     @property
     def is_closed(self) -> bool:
@@ -399,10 +390,13 @@ class SandboxedRepl(SuppliedRepl, RolledBackRepl):
 
     # -- opening and end ---------------------------------------------------------------------------------------------
 
-    async def _open(self) -> None:
+    def _opens(self) -> None:
         if self.is_listed:
             for observer in OBSERVERS:
                 observer.repl_opens(self)
+
+    async def _open(self) -> None:
+        self._opens()
         await self._worker.open()
         if self._to_replay is not None:
             async with self._worker.busy:
@@ -411,6 +405,8 @@ class SandboxedRepl(SuppliedRepl, RolledBackRepl):
 
     async def _close(self) -> None:
         try:
+            forks, self._forks = self._forks, []
+            await asyncio.gather(*(fork.aclose() for fork in forks))
             await self._worker.close()
         finally:
             if self._worker.is_closed:
@@ -463,7 +459,7 @@ class SandboxedRepl(SuppliedRepl, RolledBackRepl):
         async with self._worker.busy:
             self._is_interrupted = False
             connection = await self._live_connection()
-            if wanted.names is None and self._worker.checkpoints.is_due:
+            if self._worker.is_at_hub or (wanted.names is None and self._worker.checkpoints.is_due):
                 wanted = await self._worker.with_checkpoint(wanted)
             if self._is_interrupted:
                 return Block(code, "interrupted", error=f"it {BY_CALLER}")
@@ -503,12 +499,6 @@ class SandboxedRepl(SuppliedRepl, RolledBackRepl):
             block = block_result.ended_block(code, output, result, run.limit, wanted, fields, now - started)
             recorder.ended(recorded, block, run.clock.used_s(now))
             return block
-
-    async def _live_connection(self) -> Connection:
-        worker = self._worker
-        if worker.is_open and (worker.connection is None or worker.is_behind):  # its last caller was cancelled
-            await self._replays.restored(await to_its_end(worker.roll_back) if worker.connection is None else 1)
-        return await worker.require_repl()
 
     async def _killed(self, code: str, run: BlockRun, output: BlockOutput, number: int, started: float) -> Block:
         """Kill a block, and have the REPL go on from its checkpoint, or run its earlier blocks again."""

@@ -6,8 +6,7 @@ contexts are stored once, and kept as long as the REPL.
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable
 
 from msgspec import Struct
 
@@ -15,11 +14,10 @@ from rlm_broker.broker.transport.connection import Connection
 from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.broker.transport.session import Wanted
 from rlm_broker.concurrency.deadline import to_its_end
-from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.store import refuse_a_name, store, store_as_it_is
 from rlm_broker.context.stored_context import StoredContext
-from rlm_broker.errors import ConfigurationError, ReplBusy, ReplClosed, SandboxFailed, WorkerDied
+from rlm_broker.errors import ConfigurationError, ReplClosed, SandboxFailed, WorkerDied
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.blocks.checkpoints import Checkpoints
 from rlm_broker.sandbox.blocks.record import Given, ReplRecord
@@ -27,7 +25,7 @@ from rlm_broker.sandbox.blocks.recorder import ReplRecorder
 from rlm_broker.sandbox.workers.source import StartedWorker, Workers
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.bounds import SCRATCH_LIMITS
-from sandbox_worker.wire.control import Exceeded, LastSeen
+from sandbox_worker.wire.control import EndHub, Exceeded, LastSeen
 from sandbox_worker.wire.messages import Environment
 from sandbox_worker.wire.names import CONTEXT, numbered
 
@@ -48,8 +46,10 @@ class ReplWorker:
         is_open: Whether the REPL was opened. It stays so when it is closed.
         is_closed: Whether the REPL was closed, for good.
         busy: Held while a block runs.
+        provisions: All that it was given.
         checkpoints: Account of the checkpoints of the REPL process.
         is_behind: Whether the REPL goes on from a checkpoint, and its blocks since have not been run again yet.
+        is_at_hub: Whether the REPL has become a hub, and no block has begun since.
         has_new_folder: Whether the last replay began in another scratch folder, since the first one had files.
         last_block: Number of the last block of the last REPL process.
         recorder: Makes the record of what a fresh REPL process has to run again to have the variables of this one.
@@ -66,12 +66,13 @@ class ReplWorker:
         self._workers = workers
         self._context = ReplContext(context, limits.later_context_bytes)
         self._limits = limits
-        self._provisions = provisions
+        self.provisions = provisions
         self.recorder = ReplRecorder(is_on=limits.max_replay_s > 0)
         self._opening: Provisions | None = None
         self._restarts = 0
         self.has_new_folder = False
         self.last_block = 0
+        self.is_at_hub = False
         self._adding = asyncio.Lock()
 
     @property
@@ -174,21 +175,58 @@ class ReplWorker:
         self._keep_opening()
         for each in record.entries:
             if isinstance(each, Given) and each.context is None:
-                self._provisions.add(Provisions.of_parts(each.tools, each.frames, each.again))
+                self.provisions.add(Provisions.of_parts(each.tools, each.frames, each.again))
 
     def _keep_opening(self) -> None:
         if self._opening is None:
-            self._opening = Provisions()
-            self._opening.add(self._provisions)
+            self._opening = self.provisions.copy()
 
     def _count_restart(self) -> None:
         if self._restarts >= self._limits.max_repl_restarts:
             raise ReplClosed(f"this REPL was killed more often than max_repl_restarts = {self._restarts} allows")
         self._restarts += 1
 
+    async def fork(self, becomes_hub: Callable[[], Awaitable[None]]) -> "ReplWorker":
+        """Return a fork of the live REPL, which is open. No block runs meanwhile.
+
+        Args:
+            becomes_hub: Runs the block with which the REPL becomes a hub.
+
+        Raises:
+            ForkRefused: The REPL cannot be forked, or not now.
+            ReplClosed, SandboxFailed: The REPL was closed, or has ended.
+        """
+        connection, started = self.connection, self.started
+        assert connection is not None
+        assert started is not None
+        is_there, self.is_at_hub = self.is_at_hub, True
+        block = connection.block + (not is_there)
+        try:
+            forked = await started.fork(block, None if is_there else becomes_hub)
+        except BaseException:
+            self.leave_hub()
+            raise
+        fork = ReplWorker(self._workers, None, self._limits, self.provisions.copy())
+        fork._context, fork.recorder = self._context.another(), self.recorder.copy()
+        fork._opening = None if self._opening is None else self._opening.copy()
+        fork.started, fork.connection, fork.is_open = forked, forked.connection, True
+        forked.connection.on_answered = fork.recorder.answered
+        self._workers.hold(fork._context)
+        return fork
+
+    def leave_hub(self) -> None:
+        """Let the hub end, since the REPL is not in its state any more."""
+        if self.is_at_hub and self.started is not None:
+            self.started.worker.init.say(EndHub())
+        self.is_at_hub = False
+
     async def with_checkpoint(self, wanted: Wanted) -> Wanted:
-        """Have a checkpoint prepared, and have the next block make it, if it can be."""
+        """Have a checkpoint prepared, and have the next block make it, if it can be. A REPL at its hub leaves that, and
+        makes none."""
         checkpoints = self.checkpoints
+        if self.is_at_hub:
+            self.leave_hub()
+            return wanted
         if self.started is None:
             return wanted
         number = checkpoints.next_number()
@@ -255,14 +293,14 @@ class ReplWorker:
                 await self.require_repl()
         if self.started is None:
             raise SandboxFailed("the REPL is being replaced: try again when its block has begun")
-        return self.worker
+        return self.started.with_files
 
     async def end_repl(self, explain: bool = False) -> LastSeen | None:
         """Kill the REPL process, and end its open queries. Its worker stays, with the context in place.
 
         If init is to `explain`, it looks at the REPL first. Its state is returned, if init could see it.
         """
-        connection, self.connection = self.connection, None
+        connection, self.connection, self.is_at_hub = self.connection, None, False
         if connection is not None:
             self.last_block = connection.block
         worker = self.worker
@@ -271,8 +309,10 @@ class ReplWorker:
         if not worker.gone.is_set():
             with contextlib.suppress(SandboxFailed):  # init was killed meanwhile, and the REPL with it
                 seen = await worker.stop(explain and seen is None) or seen
-        # A full scratch folder would end the next REPL, too. So the next one gets another worker.
-        if worker.gone.is_set() or (exceeded is not None and exceeded.limit in SCRATCH_LIMITS):
+        # A full scratch folder would end the next REPL, too. So the next one gets another worker. It also does if forks
+        # share the worker: a fresh REPL would not be kept apart from them.
+        is_shared = self.started is not None and self.started.is_shared
+        if worker.gone.is_set() or is_shared or (exceeded is not None and exceeded.limit in SCRATCH_LIMITS):
             await self._end()
         if connection is not None:
             await connection.close()
@@ -304,7 +344,8 @@ class ReplWorker:
     def provide(self, more: Provisions, context: str | None = None) -> None:
         """Give the REPL, and each process in its place, more tools and values, or the added context of this name."""
         self._keep_opening()
-        self._provisions.add(more)
+        self.provisions.add(more)
+        self.leave_hub()
         self.checkpoints.provided(more, context)
         self.recorder.given(more, context)
         if self.connection is not None:
@@ -338,9 +379,9 @@ class ReplWorker:
         Raise WorkerDied if it died meanwhile."""
         self.checkpoints.all_is_lost()
         if not at_opening:
-            await self._connected(connection, self._provisions, self._context.later)
+            await self._connected(connection, self.provisions, self._context.later)
             return
-        await self._connected(connection, self._opening or self._provisions, ())
+        await self._connected(connection, self._opening or self.provisions, ())
         self.seed_again(connection)
 
     def seed_again(self, connection: Connection) -> None:
@@ -376,59 +417,6 @@ class ReplWorker:
             return False
         worker = self.started.worker
         return worker.gone.is_set() or worker.died is not None or not self.connection.is_open
-
-
-class RolledBackRepl(AsyncResource):
-    """A REPL that can go back to its checkpoints.
-
-    Example:
-        ```python
-        with sandbox.repl(limits=ReplLimits(checkpoint="each")) as repl:
-            repl.execute("n = 1")
-            print(repl.rollback())  # 1
-        ```
-    """
-
-    _worker: ReplWorker
-
-    def rollback(self, k: int = 1) -> int:
-        """Go back to before one of the last blocks: all variables are as they were. Return the number of undone blocks.
-
-        The REPL goes on from a checkpoint, see `ReplLimits.checkpoint` and `ReplLimits.keep_checkpoints`. Values given
-        since are given again. Files stay as they are. Programs beside the code end.
-
-        Example:
-            ```python
-            with sandbox.repl(limits=ReplLimits(checkpoint="each", keep_checkpoints=3)) as repl:
-                for code in ("n = 1", "n = 2", "n = 3"):
-                    repl.execute(code)
-                print(repl.rollback(2), repl.get("n"))  # 2 1
-            ```
-
-        Args:
-            k: Number of checkpoints to go back. With `checkpoint="each"` each block has one.
-
-        Raises:
-            ConfigurationError: There are not so many checkpoints. The REPL is as it was.
-            ReplBusy: The REPL runs a block.
-            ReplClosed, SandboxFailed: As for `execute`.
-        """
-        return self.bind_loop().run(self._roll_back(k))
-
-    async def arollback(self, k: int = 1) -> int:
-        """Go back to before one of the last blocks as `rollback` does, awaited."""
-        return await self.bind_loop().arun(self._roll_back(k))
-
-    async def _roll_back(self, k: int) -> int:
-        if self._worker.busy.locked():
-            raise ReplBusy("this REPL runs a block: roll it back once the block has ended")
-        async with self._worker.busy:
-            await self._live_connection()
-            return await to_its_end(partial(self._worker.go_back, k))
-
-    async def _live_connection(self) -> Connection:
-        """Return the connection of a REPL process that has all variables which can be had."""
-        raise NotImplementedError
 
 
 class Inherited(Struct, frozen=True):
@@ -514,6 +502,13 @@ class ReplContext:
         name = numbered(CONTEXT, len(self.later) + 1)
         self.later[name] = stored
         return name
+
+    def another(self) -> "ReplContext":
+        """Return the same contexts for a fork, with descriptors of their own."""
+        made = ReplContext(self._given, self._later_bytes)
+        made._own = None if self._own is None else self._own.another()
+        made.later = {name: stored.another() for name, stored in self.later.items()}
+        return made
 
     def drop(self, name: str) -> None:
         """Forget and close an added context."""

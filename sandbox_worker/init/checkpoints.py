@@ -124,6 +124,11 @@ class FrozenCopies:
         """Take what a checkpoint that is being made has said."""
         return None if self._making is None else self.hear(self._making.speaking.fileno(), repl_pid)
 
+    def give_up(self) -> None:
+        """End all checkpoints, and the one that is being made: the REPL is about to be forked."""
+        for each in (*self._made, self._making):
+            self._forget(each)
+
     def frees(self, bytes_over: float) -> bool:
         """End the oldest checkpoints if that frees so many bytes, and not few. Return whether it does, once they have
         ended."""

@@ -44,6 +44,8 @@ class Confinement:
 
     Attributes:
         has_temporary: Whether the scratch folder is also at /tmp, at a level with a root of the worker's own.
+        landlock_abi: Version of Landlock; 0 at a level without it.
+        ruleset: Descriptor of init's Landlock ruleset, or None.
     """
 
     def __init__(
@@ -53,8 +55,9 @@ class Confinement:
         self.bounds = bounds
         self.proc = proc
         self.has_temporary = shared.temporary_is_free
+        self.landlock_abi = shared.landlock_abi
+        self.ruleset = ruleset
         self._shared = shared
-        self._ruleset = ruleset
         self._has_group = has_group
         self._mapped_bytes = self._data_bytes = 0
 
@@ -69,8 +72,8 @@ class Confinement:
             os.write(GROUP_FD, b"0")
         mapped_bytes, data_bytes, unwritten_bytes = self.proc.mapped_bytes()
         self._mapped_bytes, self._data_bytes = mapped_bytes - unwritten_bytes, data_bytes - unwritten_bytes
-        if self._ruleset is not None:
-            wanted = [*wanted, (self._ruleset, RULESET_FD)]
+        if self.ruleset is not None:
+            wanted = [*wanted, (self.ruleset, RULESET_FD)]
         # Copy all above the target numbers first, so that no descriptor is overwritten before it is moved.
         copies = [(fcntl.fcntl(fd, fcntl.F_DUPFD, HANDED_FD + 1), number) for fd, number in wanted]
         for copy, number in copies:
@@ -91,7 +94,7 @@ class Confinement:
         Raises:
             LayerFailed, OSError: A layer could not be applied. The caller ends the process.
         """
-        ruleset, bounds = None if self._ruleset is None else RULESET_FD, self.bounds
+        ruleset, bounds = None if self.ruleset is None else RULESET_FD, self.bounds
         if for_program:
             later_bytes = bounds.repl.later_context_bytes
             bounds = bounds._replace(

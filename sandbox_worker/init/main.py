@@ -17,12 +17,13 @@ from typing import NoReturn
 from sandbox_worker.init import files
 from sandbox_worker.init.checkpoints import FrozenCopies
 from sandbox_worker.init.child import Confinement
+from sandbox_worker.init.families import Family, Relative
 from sandbox_worker.init.output_pipes import EXPLAIN_S, ReplOutput
 from sandbox_worker.init.procfs import Proc, Status
 from sandbox_worker.init.programs import Programs
 from sandbox_worker.init.repl_process import STACK_SIGNAL, ReplProcess, fail
 from sandbox_worker.init.sockets import Hands, InitSocket
-from sandbox_worker.init.usage_watch import GROUP, WATCH, Watch, WorkerUsage
+from sandbox_worker.init.usage_watch import GROUP, WATCH, WORTH_SAYING_S, Watch, WorkerUsage
 from sandbox_worker.isolation import mounts, syscalls
 from sandbox_worker.isolation.layer import LayerFailed, WorkerBounds, ZygoteLayers
 from sandbox_worker.isolation.worker_layers import lock_down_init
@@ -38,9 +39,11 @@ from sandbox_worker.wire.control import (
     Died,
     Drain,
     Drained,
+    EndHub,
     EndProgram,
     Exceeded,
     FileRequest,
+    ForkRepl,
     Hand,
     Handed,
     Interrupt,
@@ -55,6 +58,7 @@ from sandbox_worker.wire.control import (
     Start,
     Stop,
     Stopped,
+    ToInit,
     unpack_to_init,
 )
 from sandbox_worker.wire.descriptors import CONTROL_FD
@@ -64,8 +68,10 @@ from sandbox_worker.wire.names import CONTEXT
 EXPLAIN_QUICKLY_S = 0.02
 """Seconds to wait for the stack of a REPL that is past a limit. The REPL still runs, so the wait is shorter than
 `EXPLAIN_S`."""
-WORTH_SAYING_S = 0.5
-"""CPU seconds between two reports to the orchestrator."""
+
+
+OF_ONE_REPL = Start | Resume | Checkpoint | ForkRepl | EndHub | Hand | Begin | Interrupt | Drain | Stop
+"""Requests about one REPL, of which a family has several."""
 
 
 def handle_no_signals() -> None:
@@ -139,6 +145,8 @@ class Init:
         hands: Hands | None,
     ) -> None:
         self._hands = hands
+        self._confinement = confinement
+        self._family: Family | None = None
         self._children = children
         self._spawn = spawn
         self._scratch = _scratch(confinement, spawn)
@@ -179,17 +187,27 @@ class Init:
                     self._reap()
                 elif self._programs.hear(fd):
                     self._sweep()
-                elif not self._output.forward(fd) and (made := self._checkpoints.hear(fd, self._repl.pid)) is not None:
-                    self._control.say(made)
+                elif not self._output.forward(fd):
+                    self._hear_of_copies(fd, events)
             if self._has_to_watch and self._watch.wait_s() == 0:
                 self._look()
 
+    def _hear_of_copies(self, fd: int, events: int) -> None:
+        """Take what has come from a checkpoint, or of a family."""
+        if self._family is not None and self._family.hear(fd, events):
+            self._look_after(self._family)
+        elif (made := self._checkpoints.hear(fd, self._repl.pid)) is not None:
+            self._control.say(made)
+
     @property
     def _has_to_watch(self) -> bool:
-        return self._is_watched and (self._repl.pid is not None or bool(self._programs))
+        lives = self._repl.pid is not None or (self._family is not None and self._family.lives)
+        return self._is_watched and (lives or bool(self._programs))
 
     def _wait_ms(self, paused_s: float | None) -> int | None:
         waits = [] if paused_s is None else [paused_s]
+        if self._family is not None:
+            waits += self._family.regulate()
         if self._has_to_watch:
             waits.append(self._watch.wait_s())
         wait_s = min(waits, default=math.inf)
@@ -200,11 +218,13 @@ class Init:
         if not packet:
             self._repl.kill_all()
             os._exit(0)
-        match unpack_to_init(packet):
+        request = unpack_to_init(packet)
+        if self._family is not None and isinstance(request, OF_ONE_REPL):
+            self._carry_out(self._family, self._family.members[0], request, fds)
+            return
+        match request:
             case Load(piece=piece):
-                if piece is not None:
-                    self._load(fds[0], piece)
-                self._control.say(Loaded(layers=self._layers))
+                self._load(piece, fds)
             case Start(seed=seed):
                 self._start(fds[0], seed)
             case Begin(cpu_s=cpu_s, is_late=is_late):
@@ -212,23 +232,84 @@ class Init:
             case Interrupt(block=block):
                 self._repl.interrupt(block)
                 self._control.say(Interrupted())
-            case Drain():
-                self._output.drain()
-                self._hear_of_checkpoint()
-                self._control.say(Drained())
             case Stop(explain=explain):
-                post_mortem = self._explained() if explain else None
-                self._end_repl()
-                self._control.say(Stopped(post_mortem=post_mortem, checkpoints=self._checkpoints.numbers))
+                self._stop(explain)
             case RunProgram() | EndProgram() as request:
                 self._run_or_end_program(request, fds)
+            case ForkRepl() | EndHub() as request:
+                self._fork(request, fds)
             case request:
                 self._control.say(*self._answered(request, fds))
 
+    def _stop(self, explain: bool) -> None:
+        post_mortem = self._explained() if explain else None
+        self._end_repl()
+        self._control.say(Stopped(post_mortem=post_mortem, checkpoints=self._checkpoints.numbers))
+
+    def _fork(self, request: ForkRepl | EndHub, fds: list[int]) -> None:
+        """Begin a family, if the REPL can be forked."""
+        if isinstance(request, EndHub):  # its family has ended since
+            return
+        if self._hands is None or not self._proc.is_own:
+            for fd in fds:
+                os.close(fd)
+            self._control.say(Prepared("its sandbox cannot freeze processes"))
+            return
+        self._begin_to_watch()
+        self._hear_of_checkpoint()
+        first = Relative(self._control, self._output, self._repl, self._hands)
+        family = Family(self._confinement, self._poll, self._watch, first, self._obey_fork, self._explained)
+        problem = family.fork(first, request.needs_hub, fds, self._checkpoints.pids)
+        if problem is None:
+            self._family = family
+            self._checkpoints.give_up()
+        self._control.say(Prepared(problem))
+
+    def _carry_out(self, family: Family, of: Relative, request: ToInit, fds: list[int]) -> None:
+        if isinstance(request, Begin):
+            self._begin_to_watch()
+        family.carry_out(of, request, fds)
+        self._look_after(family)
+
+    def _obey_fork(self, fork: Relative) -> None:
+        """Obey the request on a fork's control socket. At its end, the fork ends."""
+        assert self._family is not None
+        try:
+            packet, fds = fork.control.hear(socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        if packet:
+            self._carry_out(self._family, fork, unpack_to_init(packet), fds)
+        else:
+            self._family.leave(fork)
+
+    def _look_after(self, family: Family) -> None:
+        """Kill all processes if a REPL could not be ended alone. Forget a family of which no fork was made or is left
+        and whose first REPL is not kept apart."""
+        if family.is_broken:
+            self._end_family(family)
+        if family.is_over:
+            self._family = None
+
+    def _end_family(self, family: Family, limit: WatchedLimit | None = None) -> None:
+        """Kill all processes, since no REPL of the family could be ended alone."""
+        family.is_broken = False
+        living = [each for each in family.members if each.repl.pid is not None]
+        self._kill_all(limit)
+        for each in [*family.members]:
+            family.has_ended(each)
+        if limit is None:
+            for each in living:
+                each.control.say(Died(signal=signal.SIGKILL))
+
     def _answered(
-        self, request: Resume | Checkpoint | Hand | FileRequest, fds: list[int]
+        self, request: Drain | Resume | Checkpoint | Hand | FileRequest, fds: list[int]
     ) -> tuple[Control, *tuple[int, ...]]:
         """Return the answer and the descriptors to send with it."""
+        if isinstance(request, Drain):
+            self._output.drain()
+            self._hear_of_checkpoint()
+            return (Drained(),)
         if isinstance(request, Resume):
             return (Handed(taken=self._resume(request.number, fds[0])),)
         if isinstance(request, Checkpoint):
@@ -239,17 +320,19 @@ class Init:
         said, opened = files.answer(request, self._scratch)
         return said, *opened
 
-    def _load(self, fd: int, piece: ContextPiece) -> None:
-        try:
-            undecoded = load_into(self._preloaded.contexts, CONTEXT, fd, piece, self._mapping_works)
-        except ContextBroken as error:
-            fail("load", error)
-        os.close(fd)
-        if undecoded is not None:
-            self._preloaded.undecoded.append(undecoded)
-        if piece.form.kind != "text":
-            gc.collect()
-            gc.freeze()  # else each collection in the REPL would write to, and so copy, every page of the objects
+    def _load(self, piece: ContextPiece | None, fds: list[int]) -> None:
+        if piece is not None:
+            try:
+                undecoded = load_into(self._preloaded.contexts, CONTEXT, fds[0], piece, self._mapping_works)
+            except ContextBroken as error:
+                fail("load", error)
+            os.close(fds[0])
+            if undecoded is not None:
+                self._preloaded.undecoded.append(undecoded)
+            if piece.form.kind != "text":
+                gc.collect()
+                gc.freeze()  # else each collection in the REPL would write to, and so copy, every page of the objects
+        self._control.say(Loaded(layers=self._layers))
 
     def _begin(self, cpu_s: float, is_late: bool) -> None:
         self._said_cpu_s = 0.0
@@ -341,9 +424,13 @@ class Init:
     def _sweep(self) -> None:
         """Continue to end programs that are to end. If one cannot be ended alone, kill all code of the worker."""
         if not self._programs.sweep():
-            self._end_repl()
-            self._control.say(Died(signal=signal.SIGKILL))
-        self._watch.cpu_times.only(self._programs.sessions())
+            if self._family is not None:
+                self._end_family(self._family)
+            else:
+                self._end_repl()
+                self._control.say(Died(signal=signal.SIGKILL))
+        keepers = [] if self._family is None else self._family.keepers()
+        self._watch.cpu_times.only([*self._programs.sessions(), *keepers])
 
     # -- its resources, and where it was -----------------------------------------------------------------------------
 
@@ -359,14 +446,39 @@ class Init:
             if allowed is not None and used > allowed:
                 if limit == "memory_bytes" and self._checkpoints.frees(used - allowed):
                     return  # an honest block is not killed for want of memory that only its checkpoint needs
-                post_mortem = self._explained(usage)
+                if self._family is not None:
+                    self._end_of_family(self._family, limit, used, allowed)
+                    return
+                post_mortem = self._explained(None, usage)
                 self._end_repl(limit)
                 self._control.say(Exceeded(limit=limit, used=used, allowed=allowed, post_mortem=post_mortem))
                 return
+        if self._family is not None and (over := self._family.over_cpu_time()) is not None:
+            one, used_s = over
+            self._end_one(self._family, one, "block_timeout_s", used_s, one.block_cpu_s)
         self._look_at_programs()
+
+    def _end_of_family(self, family: Family, limit: WatchedLimit, used: float, allowed: float) -> None:
+        """End one REPL of a family that takes too much memory, and let the others go on; end all at other limits."""
+        if limit == "memory_bytes" and (one := family.to_end_first()) is not None:
+            self._end_one(family, one, limit, used, allowed)
+            return
+        living = [each for each in family.members if each.repl.pid is not None]
+        post_mortems = [self._explained(each) for each in living]
+        self._end_family(family, limit)
+        for each, post_mortem in zip(living, post_mortems, strict=True):
+            each.control.say(Exceeded(limit=limit, used=used, allowed=allowed, post_mortem=post_mortem))
+
+    def _end_one(self, family: Family, one: Relative, limit: WatchedLimit, used: float, allowed: float) -> None:
+        post_mortem = self._explained(one)
+        family.end(one)
+        one.control.say(Exceeded(limit=limit, used=used, allowed=allowed, post_mortem=post_mortem))
+        self._look_after(family)
 
     def _sample(self) -> WorkerUsage:
         self._watch.uncounted = self._checkpoints.processes
+        if self._family is not None:
+            self._watch.uncounted += self._family.frozen
         return self._watch.look()
 
     def _look_at_programs(self) -> None:
@@ -381,17 +493,20 @@ class Init:
         if over:
             self._sweep()
 
-    def _explained(self, usage: WorkerUsage | None = None) -> LastSeen:
-        """Return the REPL's Python stack and the worker's usage, for the post-mortem."""
+    def _explained(self, of: Relative | None = None, usage: WorkerUsage | None = None) -> LastSeen:
+        """Return the Python stack of a REPL, the worker's own or one of its family, and the worker's usage, for the
+        post-mortem."""
         stack = b""
         wait_s = EXPLAIN_S if usage is None else EXPLAIN_QUICKLY_S
         usage = usage or self._sample()
-        if self._repl.pid is not None:
-            self._repl.stop_all_but_repl()
-            self._repl.signal(STACK_SIGNAL)
-            stack = self._output.read_stack(wait_s)
-        elif self._output.has_stack:
-            stack = self._output.read_stack(EXPLAIN_QUICKLY_S)
+        repl, output = (self._repl, self._output) if of is None else (of.repl, of.output)
+        if repl.pid is not None:
+            if of is None:
+                self._repl.stop_all_but_repl()
+            repl.signal(STACK_SIGNAL)
+            stack = output.read_stack(wait_s)
+        elif output.has_stack:
+            stack = output.read_stack(EXPLAIN_QUICKLY_S)
         return LastSeen(
             stack=stack.decode("utf-8", "replace"),
             memory_bytes=usage.memory_bytes,

@@ -6,12 +6,18 @@ counts n times. If the estimate is past the limit, the proportional set size of 
 the n processes counts 1/n of a shared page, and the targets of its descriptors. Such a measurement takes milliseconds,
 which count as the REPL's CPU time: otherwise code could make init work for nothing.
 
+Forks share the memory of their REPL until they write to it. If the sum is past the limit, each REPL of a family, keeper
+and hub counts by the pages that it alone has. They are counted again only after it has had page faults: what is left to
+it alone because the others have written, or ended, was shared before. What they share counts once for each moment at
+which a REPL was forked.
+
 A process may have 65,530 mappings (vm.max_map_count); 60 processes make the kernel hold some 800 MB, which no figure in
 /proc shows. Counting the lines of /proc/PID/maps takes 30 ms for that many mappings. Making them costs the process at
 least as much time in the kernel, so a process's mappings are counted again only after it has spent such time there.
 """
 
 import functools
+import math
 import mmap
 import socket
 import time
@@ -90,6 +96,8 @@ class Memory:
     """
 
     def __init__(self, proc: Proc, limit_bytes: int) -> None:
+        self._shared: dict[int, tuple[int, int]] = {}
+        self._unshared: dict[int, tuple[float, int, int, int]] = {}
         self._proc = proc
         self._limit_bytes = limit_bytes
         self._inherited_bytes = 0
@@ -107,14 +115,35 @@ class Memory:
         self._inherited_bytes = inherited_bytes
         self._measured = None
 
+    def share(self, pid: int, moment: int, shared_bytes: int) -> None:
+        """Record that a process shares so many bytes with others that were forked at the same moment."""
+        self._shared[pid] = moment, shared_bytes
+
+    def beyond_shared_bytes(self, one: Seen) -> int:
+        """Return the most private memory of a process beyond what it shares with others of its moment."""
+        own_bytes, faults = self._own_bytes(one.status), one.times.faults
+        if one.pid not in self._shared:
+            return own_bytes
+        at, earlier, known_bytes, had_bytes = self._unshared.get(one.pid, (-math.inf, -1, 0, 0))
+        if faults == earlier:
+            return known_bytes
+        if time.monotonic() < at + MEASURED_FOR_S:
+            return known_bytes + (faults - earlier) * mmap.PAGESIZE + max(0, own_bytes - had_bytes)
+        known_bytes = self._proc.unshared_bytes(one.status.speaker) + one.status.table_bytes
+        self._unshared[one.pid] = time.monotonic(), faults, known_bytes, own_bytes
+        return known_bytes
+
     def used_bytes(self, seen: Sequence[Seen]) -> int:
         """Return the memory of all living processes together."""
         worked_s = time.thread_time()
         mappings_bytes = self._mappings.held_bytes(seen)
         if mappings_bytes:
             self.measuring_s += time.thread_time() - worked_s
-        estimate = sum(self._own_bytes(each.status) for each in seen)
-        used = estimate - sum(min(self._own_bytes(each.status), self._inherited_bytes) for each in seen)
+        holders = [self._own_bytes(each.status) for each in seen]  # each holds the inherited pages, too
+        estimate = sum(holders)
+        if self._shared and estimate - self._inherited_bytes > self._limit_bytes:
+            estimate, holders = self._family_bytes(seen)
+        used = estimate - sum(min(each, self._inherited_bytes) for each in holders)
         most = estimate - self._inherited_bytes  # each process may have copied the inherited pages by writing to them
         descriptors = sum(self._proc.descriptors(each.status.speaker) for each in seen)
         if most + mappings_bytes + max(0, descriptors * self._socket_bytes - FREE_BYTES) <= self._limit_bytes:
@@ -126,6 +155,18 @@ class Memory:
             used = self._measure(seen) if known is None or known + held_bytes > self._limit_bytes else known
         self.measuring_s += time.thread_time() - worked_s
         return used + held_bytes
+
+    def _family_bytes(self, seen: Sequence[Seen]) -> tuple[int, list[int]]:
+        """Return the memory of all processes, what the REPLs of a family share counted once; and the parts of it that
+        each hold the inherited pages."""
+        worked_s, pids = time.thread_time(), {each.pid for each in seen}
+        self._shared = {pid: shared for pid, shared in self._shared.items() if pid in pids}
+        self._unshared = {pid: known for pid, known in self._unshared.items() if pid in pids}
+        moments = list(dict(self._shared.values()).values())
+        strangers = [self._own_bytes(each.status) for each in seen if each.pid not in self._shared]
+        relatives = sum(self.beyond_shared_bytes(each) for each in seen if each.pid in self._shared)
+        self.measuring_s += time.thread_time() - worked_s
+        return relatives + sum(strangers) + sum(moments), [*strangers, *moments]
 
     def _own_bytes(self, status: Status) -> int:
         return self._limit_bytes if status.is_hidden else status.memory_bytes

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import NoReturn
 
 from sandbox_worker.init.child import Confinement, may_have_threads
+from sandbox_worker.init.hub import HubMaker
 from sandbox_worker.init.output_pipes import ReplOutput, WriteEnds
 from sandbox_worker.init.sockets import Hands, InitSocket
 from sandbox_worker.isolation.layer import LayerFailed
@@ -37,7 +38,33 @@ WAIT_FOR_END_S = 0.02
 """Most seconds between two looks for processes that are left."""
 
 
-class ReplProcess:
+class LivingRepl:
+    """Init's handle on a REPL, as far as signals go.
+
+    Args:
+        bell: Memory shared with the REPL.
+
+    Attributes:
+        pid: The living REPL's pid, or None.
+    """
+
+    def __init__(self, bell: mmap.mmap) -> None:
+        self.pid: int | None = None
+        self.bell = bell
+
+    def interrupt(self, block: int) -> None:
+        """Send SIGINT for the block of that number."""
+        BELL.pack_into(self.bell, INTERRUPTED_AT, block)
+        self.signal(signal.SIGINT)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the REPL if it lives."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+class ReplProcess(LivingRepl):
     """Init's handle on the REPL it forks.
 
     Args:
@@ -49,9 +76,6 @@ class ReplProcess:
         preloaded: Contexts and values that the REPL begins with.
         mapping_works: Whether contexts can be mapped as Python strings here.
         hands: Socket on which the REPL gets contexts later; None if it gets none.
-
-    Attributes:
-        pid: The living REPL's pid, or None.
     """
 
     def __init__(
@@ -65,11 +89,10 @@ class ReplProcess:
         mapping_works: bool,
         hands: Hands | None,
     ) -> None:
-        self.pid: int | None = None
+        super().__init__(bell)
         self._confinement = confinement
         self._control = control
         self._output = output
-        self._bell = bell
         self._bounds = bounds
         self._mapping_works = mapping_works
         self._preloaded = preloaded
@@ -82,7 +105,7 @@ class ReplProcess:
             seed: Seed of its random numbers, if all REPLs have none.
         """
         write_ends = self._output.open()
-        BELL.pack_into(self._bell, INTERRUPTED_AT, 0)  # a new REPL counts its blocks from the start
+        BELL.pack_into(self.bell, INTERRUPTED_AT, 0)  # a new REPL counts its blocks from the start
         pid = os.fork()
         if pid == 0:
             self._become_repl(connection_fd, write_ends, seed)
@@ -91,17 +114,6 @@ class ReplProcess:
             self._control.say(Forked(), os.pidfd_open(pid))
         for fd in (connection_fd, *write_ends):
             os.close(fd)
-
-    def interrupt(self, block: int) -> None:
-        """Send SIGINT for the block of that number."""
-        BELL.pack_into(self._bell, INTERRUPTED_AT, block)
-        self.signal(signal.SIGINT)
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the REPL if it lives."""
-        if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
 
     def kill_all(self) -> None:
         """Kill the REPL, the programs beside it and all their descendants. Return when all of them have ended."""
@@ -154,7 +166,7 @@ class ReplProcess:
 
     def resumed(self, pid: int) -> None:
         """Go on with a checkpoint as the REPL."""
-        BELL.pack_into(self._bell, INTERRUPTED_AT, 0)
+        BELL.pack_into(self.bell, INTERRUPTED_AT, 0)
         self.pid = pid
 
     def stop_all_but_repl(self) -> None:
@@ -201,9 +213,10 @@ class ReplProcess:
         if bounds.later_context_bytes:
             descriptors = HandedDescriptors()
             handed = HandedContexts(descriptors, reserve, self._mapping_works)
-        rest = preloaded.variables, handed, preloaded.undecoded, descriptors
+        become_hub = HubMaker(self._confinement.landlock_abi, bounds.keep_checkpoints + 1).become_hub
+        rest = preloaded.variables, handed, preloaded.undecoded, descriptors, become_hub
         try:
-            Repl(preloaded.contexts, channel, interrupts, reserve, bounds, self._bell, *rest).serve()
+            Repl(preloaded.contexts, channel, interrupts, reserve, bounds, self.bell, *rest).serve()
         except BaseException:  # noqa: BLE001 - the control socket is closed: only the exit code can tell
             os._exit(BROKEN)
 

@@ -67,9 +67,9 @@ class InitSocket:
         with contextlib.suppress(FileNotFoundError):
             self._poll.modify(self._socket.fileno(), events)
 
-    def hear(self) -> tuple[bytes, list[int]]:
+    def hear(self, flags: int = 0) -> tuple[bytes, list[int]]:
         """Return the next packet and its descriptors; an empty packet if the orchestrator has hung up."""
-        return receive(self._socket, MAX_PACKET_BYTES, MOST_FDS)
+        return receive(self._socket, MAX_PACKET_BYTES, MOST_FDS, flags)
 
     def close(self) -> None:
         """Close the descriptor in a child, which is not init."""
@@ -100,6 +100,14 @@ class Hands:
         finally:
             os.close(fd)
         return True
+
+    def give_away(self) -> int:
+        """Return the REPL's end for the caller to close, once a REPL has inherited or received it."""
+        return self._taking.detach()
+
+    def close(self) -> None:
+        """Close init's end."""
+        self._giving.close()
 
     def empty(self) -> None:
         """Close the descriptors that an ended REPL has not received."""

@@ -35,7 +35,7 @@ before, as in a sampling profiler. If it vanishes and its time arrives at no par
 import os
 import resource
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sandbox_worker.init.files import Contents, contents
@@ -123,14 +123,18 @@ class CpuTime:
 
 
 class CpuTimes:
-    """CPU time of a worker: of the REPL's block, and apart from it of each program beside it.
+    """CPU time of a worker: of the REPL's block, and apart from it of each program beside it, or each REPL of a family.
 
     Args:
         session_of: Returns the session of a process.
+
+    Attributes:
+        owners: Returns pid → pid of its keeper, for the processes of a family. A keeper stands for a session then.
     """
 
     def __init__(self, session_of: Callable[[int], int]) -> None:
         self.block = CpuTime(lambda: _of_the_dead_s() - self._dead_programs_s)
+        self.owners: Callable[[Sequence[Seen]], Mapping[int, int]] = lambda _seen: {}
         self._session_of = session_of
         self._programs: dict[int, CpuTime] = {}
         self._dead_s: dict[int, float] = {}
@@ -162,6 +166,11 @@ class CpuTimes:
         """Return the CPU seconds of a program, from its start to the last sample."""
         return self._programs[session].block_s
 
+    def block_started(self, session: int) -> None:
+        """Count the CPU seconds of `of_program` from here."""
+        if session in self._programs:
+            self._programs[session].block_started()
+
     @property
     def runs_unheard(self) -> bool:
         """Whether young processes, which may end uncounted, were running in the last sample."""
@@ -173,8 +182,9 @@ class CpuTimes:
             return self.block.look(seen, since_s)
         of_block: list[Seen] = []
         of_programs: dict[int, list[Seen]] = {session: [] for session in self._programs}
+        owners = self.owners(seen)
         for one in seen:
-            of_programs.get(self._session_of(one.pid), of_block).append(one)
+            of_programs.get(owners.get(one.pid) or self._session_of(one.pid), of_block).append(one)
         burned_s = sum(self._programs[session].look(those, since_s) for session, those in of_programs.items())
         return burned_s + self.block.look(of_block, since_s)
 
@@ -201,6 +211,8 @@ LITTLE_CPU_S = 0.005
 """CPU seconds between two samples below which a worker counts as sleeping: half a tick of the kernel (10 ms)."""
 SCRATCH_S = 0.1
 """Least seconds between two walks through the scratch folder. A walk costs 5 microseconds a file."""
+WORTH_SAYING_S = 0.5
+"""CPU seconds between two reports to the orchestrator."""
 MOST_OF_A_CPU = 0.05
 """Largest share of one CPU that sampling takes. A sample costs 40 microseconds a process."""
 MOST_WHILE_GROWING = 0.5
@@ -248,6 +260,8 @@ class Watch:
     Attributes:
         pids: Lists the processes that are sampled.
         cpu_times: CPU time of the block and of each program.
+        memory: Memory of all processes.
+        seen, seen_before: Processes in the last sample, and in the one before.
         uncounted: Number of frozen processes, of one thread each. They count by their memory and CPU time alone.
     """
 
@@ -268,7 +282,9 @@ class Watch:
         self._slowest_alone_s = SLOWEST_OF_SEVERAL_S if is_loose else SLOWEST_S
         self._max_processes = max_processes
         self._repl_pid = 0
-        self._memory = Memory(proc, memory_bytes)
+        self.memory = Memory(proc, memory_bytes)
+        self.seen: Sequence[Seen] = ()
+        self.seen_before: Sequence[Seen] = ()
         self.cpu_times = CpuTimes(proc.session)
         self._measuring_s = 0.0
         self._most_bytes = 0
@@ -289,13 +305,16 @@ class Watch:
                 It does not count as the REPL's own.
         """
         self._repl_pid = pid
-        self._memory.repl_started(inherited_bytes)
+        self.memory.repl_started(inherited_bytes)
         self.cpu_times.block.started(pid)
 
-    def block_started(self) -> None:
-        """Count the block's CPU time from here, and sample at the fastest rate."""
-        self.cpu_times.block.block_started()
-        self._measuring_s = self._memory.measuring_s
+    def block_started(self, keeper: int = 0) -> None:
+        """Count the block's CPU time from here, and sample at the fastest rate. In a family, it is that of a keeper."""
+        if keeper:
+            self.cpu_times.block_started(keeper)
+        else:
+            self.cpu_times.block.block_started()
+        self._measuring_s = self.memory.measuring_s
         self._look_closely()
 
     def program_started(self, session: int) -> None:
@@ -320,18 +339,19 @@ class Watch:
         count = len(pids) - self.uncounted
         if count > self._max_processes:  # a fork bomb grows faster than its processes can be read
             return replace(self._last, processes=count, threads=count)
-        seen = [each for pid in pids if (each := self._seen(pid)) is not None]
+        self.seen_before = self.seen
+        self.seen = seen = [each for pid in pids if (each := self._seen(pid)) is not None]
         now = time.monotonic()
         burned_s = self.cpu_times.look(seen, now - self._looked)
         self._looked = now
-        measured_s = self._memory.measuring_s
-        memory_bytes = self._memory.used_bytes(seen)
-        had_to_measure = self._memory.measuring_s > measured_s
+        measured_s = self.memory.measuring_s
+        memory_bytes = self.memory.used_bytes(seen)
+        had_to_measure = self.memory.measuring_s > measured_s
         if self._scratch is not None and time.monotonic() >= self._scratch_due:
             self._look_through(self._scratch, seen)
         usage = WorkerUsage(
             memory_bytes,
-            self.cpu_times.block.block_s + self._memory.measuring_s - self._measuring_s,
+            self.cpu_times.block.block_s + self.memory.measuring_s - self._measuring_s,
             max(0, len(seen) - self.uncounted),
             max(0, sum(each.status.threads for each in seen) - self.uncounted),
             self._in_scratch.size_bytes,

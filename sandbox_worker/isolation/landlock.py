@@ -44,6 +44,10 @@ _SCOPE_ABSTRACT_UNIX_AND_SIGNAL = 0b11
 _RESTRICT_SELF_LOG_SAME_EXEC_OFF = 1
 
 
+SCOPES_SIGNALS = 6
+"""First ABI by which a process cannot signal processes outside of its domain (Linux 6.12)."""
+
+
 @dataclass(frozen=True)
 class Grant:
     """Rights to a file, or to a folder and all below it.
@@ -81,7 +85,7 @@ def ruleset_attributes(version: int) -> bytes:
     attributes = struct.pack("=Q", governed_rights(version))
     if version >= 4:
         attributes += struct.pack("=Q", _BIND_AND_CONNECT_TCP)
-    if version >= 6:
+    if version >= SCOPES_SIGNALS:
         attributes += struct.pack("=Q", _SCOPE_ABSTRACT_UNIX_AND_SIGNAL)
     return attributes
 

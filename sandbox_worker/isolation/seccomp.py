@@ -35,11 +35,13 @@ from sandbox_worker.isolation.seccomp_rules import (
     ALLOWED,
     ALLOWED_TO_EXEC,
     ALLOWED_TO_INIT,
+    ALLOWED_TO_REPL,
     ALLOWED_TO_TEMPLATE,
     ANSWERED,
     ANSWERED_TO_THREADS,
     ARGUMENTS,
     ARGUMENTS_OF_INIT,
+    ARGUMENTS_OF_REPL,
     ARGUMENTS_OF_THREADS,
     NOT_WITHOUT_NAMESPACES,
     OWN_PID,
@@ -97,10 +99,12 @@ def program(kind: Kind, allow_exec: bool, arch: str) -> bytes:
     if arch not in NUMBERS:
         known = ", ".join(sorted(NUMBERS))
         raise OSError(errno.ENOSYS, f"no table of system calls for machine {arch!r}; there are: {known}")
-    arguments = ARGUMENTS | {"init": ARGUMENTS_OF_INIT, "threads": ARGUMENTS_OF_THREADS}.get(kind, {})
+    of_kinds = {"init": ARGUMENTS_OF_INIT, "repl": ARGUMENTS_OF_REPL, "threads": ARGUMENTS_OF_THREADS}
+    arguments = ARGUMENTS | of_kinds.get(kind, {})
     answered = ANSWERED | (ANSWERED_TO_THREADS if kind == "threads" else {})
     pretended = {"repl": PRETENDED, "threads": PRETENDED | PRETENDED_TO_THREADS}.get(kind, frozenset())
-    with_any_arguments = {"init": ALLOWED_TO_INIT, "template": ALLOWED_TO_TEMPLATE}.get(kind, frozenset())
+    of_kind = {"init": ALLOWED_TO_INIT, "template": ALLOWED_TO_TEMPLATE, "repl": ALLOWED_TO_REPL}
+    with_any_arguments = of_kind.get(kind, frozenset())
     arguments = {name: checks for name, checks in arguments.items() if name not in with_any_arguments}
     allowed = with_any_arguments | ALLOWED | (ALLOWED_TO_EXEC if allow_exec else frozenset())
 

@@ -53,6 +53,9 @@ ALLOWED_TO_EXEC = _names("execve execveat")
 ALLOWED_TO_INIT = _names(
     "sendmsg recvmsg kcmp seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self"
 )
+ALLOWED_TO_REPL = _names("landlock_restrict_self")
+"""Further call of a REPL in a PID namespace, see `init/hub.py`. It takes rights away from its caller alone, and needs a
+ruleset, which code cannot make."""
 ALLOWED_TO_TEMPLATE = ALLOWED_TO_INIT | _names(
     "unshare setns mount umount2 pivot_root sethostname capset capget setresuid setresgid setgroups setpriority "
     "fcntl mmap madvise prctl prlimit64 socketpair sysinfo"
@@ -240,7 +243,22 @@ ARGUMENTS: dict[str, tuple[Check, ...]] = {
 
 ARGUMENTS_OF_INIT: dict[str, tuple[Check, ...]] = {
     "fcntl": (OneOf(1, (*FCNTL_HARMLESS, 1031)),),  # F_SETPIPE_SZ
-    "prctl": (OneOf(0, (*PRCTL_HARMLESS, syscalls.PR_SET_DUMPABLE, syscalls.PR_SET_PDEATHSIG)),),
+    "prctl": (
+        OneOf(
+            0,
+            (
+                *PRCTL_HARMLESS,
+                syscalls.PR_SET_DUMPABLE,
+                syscalls.PR_SET_PDEATHSIG,
+                syscalls.PR_SET_CHILD_SUBREAPER,
+            ),
+        ),
+    ),
+}
+
+ARGUMENTS_OF_REPL: dict[str, tuple[Check, ...]] = {
+    # Orphans of code that makes itself their reaper stay below it, and end with it.
+    "prctl": (OneOf(0, (*PRCTL_HARMLESS, syscalls.PR_SET_CHILD_SUBREAPER)),),
 }
 
 OWN_PID = 0x7FFF_FFF1

@@ -60,6 +60,8 @@ ONLY_HERE = "another process cannot use the REPL's connection: call llm_query_ba
 
 LOST = "cancelled: the REPL was killed, and its variables are as they were before a block"
 """Error of a child in the background of a REPL that goes on from a checkpoint."""
+FORKED = "cancelled: it is a child of the REPL from which this one was forked"
+"""Error of such a child in a fork."""
 
 
 class ConnectionClosed(BaseException):
@@ -103,17 +105,21 @@ class Channel:
         self._replies: dict[str, Reply] = {}
         self.begin_anew()
 
-    def begin_anew(self) -> None:
-        """Begin with a connection of which no byte was read or sent. Called by the only thread of its process, between
-        two blocks. Queries in the background that had no reply have an error as theirs."""
+    def now_of_this_process(self) -> None:
+        """Send queries from this process."""
         self._owner = os.getpid()
+
+    def begin_anew(self, error: str = LOST) -> None:
+        """Begin with a connection of which no byte was read or sent. Called by the only thread of its process, between
+        two blocks. Queries in the background that had no reply have this error as theirs."""
+        self.now_of_this_process()
         self._frames = FrameDecoder(self._max_frame_bytes)
         self._outbox: list[tuple[bytes, int]] = []
         self._holds_back = False
         self._block: int | None = None
         self._someone_reads = False
         self._waiters = 0
-        lost = Reply("", [Slot(error=LOST)])
+        lost = Reply("", [Slot(error=error)])
         self._replies = {id: self._replies.get(id, lost) for id in self._wanted}
         self._reads: list[Read] = []
         self._next: Execute | None = None

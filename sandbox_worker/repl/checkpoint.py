@@ -28,6 +28,8 @@ import socket
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 
 from sandbox_worker.wire.descriptors import (
     A_CHECKPOINT,
@@ -66,6 +68,17 @@ class HandedDescriptors:
             self._waiting[kind] += fds
         return self._waiting[packet].pop(0)
 
+    def newest(self, packet: bytes) -> int | None:
+        """Return the last descriptor that came with this packet; None if there is none. Older ones are closed: they are
+        of blocks that were cancelled before they began."""
+        newest = None
+        with contextlib.suppress(OSError):  # model code has closed the socket
+            while (fd := self.take(packet)) is not None:
+                if newest is not None:
+                    os.close(newest)
+                newest = fd
+        return newest
+
     def close_all(self) -> None:
         """Close all descriptors that were not taken."""
         for fd in [fd for fds in self._waiting.values() for fd in fds]:
@@ -82,20 +95,19 @@ def make_checkpoint(handed: HandedDescriptors, copies: int) -> bool:
     Returns:
         False in the REPL; True in the checkpoint, when it goes on as the REPL on a fresh connection.
     """
-    speaking = _newest(handed)
+    speaking = handed.newest(A_CHECKPOINT)
     if speaking is None:
         return False
     if not faulthandler.is_enabled():  # not in each fresh REPL: it takes eight system calls
         faulthandler.enable(file=STACK_FD)  # a crash in C code prints its stack there
     began = time.monotonic()
-    random = sys.modules.get("random")  # not imported here: it would draw a new state in each process that is forked
-    state = None if random is None else random.getstate()
+    restore_random = random_kept()
     try:
         made, there = os.pipe()
     except OSError:  # model code has left too few descriptors
         os.close(speaking)
         return False
-    _allow_processes(copies, 0)
+    allow_processes(copies, 0)
     try:
         middle = os.fork()
     except OSError:  # too many processes, or too little memory
@@ -104,7 +116,7 @@ def make_checkpoint(handed: HandedDescriptors, copies: int) -> bool:
         _fork_again()
         os.close(made)
         _freeze(speaking, there, began)
-        _go_on(handed, state, copies)
+        _go_on(handed, restore_random, copies)
         return True
     os.close(speaking)
     os.close(there)
@@ -113,19 +125,8 @@ def make_checkpoint(handed: HandedDescriptors, copies: int) -> bool:
         with contextlib.suppress(ChildProcessError):  # model code ignores SIGCHLD
             os.waitpid(middle, 0)
     os.close(made)
-    _allow_processes(copies, 1)  # no parent of a copy is left
+    allow_processes(copies, 1)  # no parent of a copy is left
     return False
-
-
-def _newest(handed: HandedDescriptors) -> int | None:
-    """Return the socket that init handed over last. Older ones are of blocks that were cancelled before they began."""
-    newest = None
-    with contextlib.suppress(OSError):  # model code has closed the socket
-        while (fd := handed.take(A_CHECKPOINT)) is not None:
-            if newest is not None:
-                os.close(newest)
-            newest = fd
-    return newest
 
 
 def _fork_again() -> None:
@@ -151,7 +152,7 @@ def _freeze(speaking: int, there: int, began: float) -> None:
         os._exit(0)
 
 
-def _go_on(handed: HandedDescriptors, state: object, copies: int) -> None:
+def _go_on(handed: HandedDescriptors, restore_random: Callable[[], object], copies: int) -> None:
     """Take the fresh connection. The number of its descriptor is the old one's, so that all objects find it."""
     try:
         connection = handed.take(A_CONNECTION)
@@ -160,14 +161,22 @@ def _go_on(handed: HandedDescriptors, state: object, copies: int) -> None:
         if connection != CONNECTION_FD:
             os.dup2(connection, CONNECTION_FD, inheritable=False)
             os.close(connection)
-        if state is not None:
-            sys.modules["random"].setstate(state)  # `random` has drawn a new one after the fork
-        _allow_processes(copies, 2)  # nor is this copy one
+        restore_random()
+        allow_processes(copies, 2)  # nor is this copy one
     except BaseException:  # noqa: BLE001 - as above
         os._exit(0)
 
 
-def _allow_processes(copies: int, unused: int) -> None:
+def random_kept() -> Callable[[], object]:
+    """Return a function that gives `random` its present state again, after it has drawn a new one in a forked process.
+
+    `random` is not imported here: it would draw one in each process that is forked.
+    """
+    random = sys.modules.get("random")
+    return (lambda: None) if random is None else partial(random.setstate, random.getstate())
+
+
+def allow_processes(copies: int, unused: int) -> None:
     """Allow so many more processes than code may have, but for unused ones, unless code has lowered the limit."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NPROC)
     if allowed >= most - copies:

@@ -20,7 +20,7 @@ from sandbox_worker.loading.context import ContextBroken, Undecoded, load_into
 from sandbox_worker.loading.form import ContextPiece
 from sandbox_worker.repl.adaptation import begin_with
 from sandbox_worker.repl.changes import Changes
-from sandbox_worker.repl.channel import Channel, ConnectionClosed, Given
+from sandbox_worker.repl.channel import FORKED, LOST, Channel, ConnectionClosed, Given
 from sandbox_worker.repl.checkpoint import HandedDescriptors, make_checkpoint
 from sandbox_worker.repl.displays import Displays, at_end, display
 from sandbox_worker.repl.execution import BlockOutcome, Executor, Raised
@@ -137,6 +137,7 @@ class Repl:
         handed: Receiver of later contexts; None if there can be none.
         descriptors: Receiver of what init hands over, if one was made already.
         undecoded: Parts of `contexts` that the first block must decode.
+        become_hub: Makes this process a hub, see `init/hub.py`; None if it cannot be forked.
     """
 
     _has_scaffold = True
@@ -154,20 +155,19 @@ class Repl:
         handed: HandedContexts | None = None,
         undecoded: Sequence[Undecoded] = (),
         descriptors: HandedDescriptors | None = None,
+        become_hub: Callable[[HandedDescriptors], mmap.mmap | None] | None = None,
     ) -> None:
         self._channel = channel
         channel.read_variables = self._read
         self._interrupts = interrupts
-        self._reserve, self._handed, self._descriptors = reserve, handed, descriptors
+        self._reserve, self._handed = reserve, handed
+        self._descriptors, self._become_hub = descriptors, become_hub
         self._contexts, self._undecoded = contexts, [*undecoded]
-        self._pid = os.getpid()
-        self._bell, self._bounds = bell, bounds
+        self._pid, self._bell, self._bounds = os.getpid(), bell, bounds
         self._displays = Displays(channel)
         self._queries = queries = Queries(channel, self._flush, lambda: self._contexts)
-        self._printers = [
-            Printer("stdout", bounds, self._print, interrupts.held, reserve.helped, self._push),
-            Printer("stderr", bounds, self._print, interrupts.held, reserve.helped, self._push),
-        ]
+        printing = bounds, self._print, interrupts.held, reserve.helped, self._push
+        self._printers = [Printer("stdout", *printing), Printer("stderr", *printing)]
         self._stdin = open(os.devnull)  # noqa: SIM115 - stays open as long as the process lives
         # Use a real module: pickle and multiprocessing look up definitions of blocks in `sys.modules["__main__"]`.
         main = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -234,8 +234,8 @@ class Repl:
         if execute.tools is not None:
             self._offer(execute.tools)
         refused = self._take_given(given)
-        if execute.checkpoint and self._is_checkpoint(execute.checkpoint):
-            return self._resumed()
+        if (execute.checkpoint or execute.becomes_hub) and (begun := self._copied(execute)) is not None:
+            return begun
         self._namespace.update(self._provided)  # restores names such as `context`, which a block may have reassigned
         if not self._has_scaffold:
             self._lend_submit(execute.submit is not None)
@@ -281,20 +281,32 @@ class Repl:
         )
         return self._frame_of(result)
 
-    def _is_checkpoint(self, copies: int) -> bool:
-        """Make a checkpoint, and return whether this process is the checkpoint, which goes on as the REPL."""
+    def _copied(self, execute: Execute) -> bytes | None:
+        """Make a checkpoint, or become a hub. In a copy that goes on as a REPL on a fresh connection, return the frame
+        that says ready, in place of the result of a block that another process has begun; else None."""
         self._descriptors = self._descriptors or HandedDescriptors()  # most REPLs need none
-        return make_checkpoint(self._descriptors, copies)
+        lost = LOST
+        if execute.becomes_hub and self._become_hub is not None:
+            lost, bell = FORKED, self._become_hub(self._descriptors)
+            if bell is None:
+                self._now_of_this_process()
+                return None
+            if isinstance(self._bell, mmap.mmap):
+                self._bell.close()  # it is another REPL's, which must not hear of this one
+            self._bell = bell
+        elif not make_checkpoint(self._descriptors, execute.checkpoint):
+            return None
+        self._now_of_this_process()
+        self._channel.begin_anew(lost)
+        return self._channel.encode(Ready(RELEASE))
 
-    def _resumed(self) -> bytes:
-        """Go on as the REPL in a checkpoint, on a fresh connection. Return the frame that says ready, in place of the
-        result of a block that another process has begun."""
+    def _now_of_this_process(self) -> None:
+        """Take this process, which our code has forked, for the REPL."""
         self._pid = os.getpid()
         self._displays.now_of_this_process()
         for printer in self._printers:
             printer.now_of_this_process()
-        self._channel.begin_anew()
-        return self._channel.encode(Ready(RELEASE))
+        self._channel.now_of_this_process()
 
     def _unprinted(self, outcome: BlockOutcome) -> dict[str, Any]:
         """Return the fields of a result that a block without echo has instead of output."""

@@ -23,7 +23,7 @@ OUT_OF_MEMORY, BROKEN = 250, 251
 """Exit codes of a REPL after its own code could not continue: without memory, or broken by model code."""
 
 EntryKind = Literal["file", "folder", "link", "other"]
-InitStep = Literal["lock down", "load", "start", "go on", "speak"]
+InitStep = Literal["lock down", "load", "start", "go on", "speak", "fork"]
 """Step of init at its failure. The orchestrator itself uses "speak", after a packet without a valid message."""
 
 ROOT = b"/"
@@ -79,6 +79,22 @@ class Checkpoint(Control, frozen=True):
     """
 
     number: int
+
+
+class ForkRepl(Control, frozen=True):
+    """Command to prepare a fork of the REPL. Init's end of its control socket, its connection and its bell travel
+    beside it. The answer is `Prepared`; `Started` or `Failed` follow on the fork's own control socket.
+
+    Attributes:
+        needs_hub: Whether the REPL becomes a hub with its next block, see `Execute.becomes_hub`. If not, then it has
+            become one since its last block.
+    """
+
+    needs_hub: bool
+
+
+class EndHub(Control, frozen=True):
+    """Note that no further fork of the REPL is made before its next block, so that its hub may end."""
 
 
 class Hand(Control, frozen=True):
@@ -253,7 +269,7 @@ class Stopped(Control, frozen=True):
 
 
 class Prepared(Control, frozen=True):
-    """Answer to `Checkpoint`. `problem` is the reason why the REPL can make none now, as one clause; else None."""
+    """Answer to `Checkpoint` and `ForkRepl`. `problem` is why there can be none now, as one clause; else None."""
 
     problem: str | None = None
 
@@ -359,7 +375,7 @@ class ProgramEnded(Control, frozen=True):
 
 FileRequest = OpenToRead | OpenToWrite | ListFolder | RemoveFile
 FileAnswer = Opened | Listed | Removed | Refused
-_ToRepl = Start | Resume | Checkpoint | Hand | Begin | Interrupt | Drain | Stop
+_ToRepl = Start | Resume | Checkpoint | ForkRepl | EndHub | Hand | Begin | Interrupt | Drain | Stop
 ToInit = Load | _ToRepl | RunProgram | EndProgram | FileRequest
 _ReplReport = Forked | Started | Prepared | Checkpointed | Written | Interrupted | Drained | Stopped | Burned | Died
 FromInit = Loaded | Failed | Handed | ProgramEnded | Exceeded | _ReplReport | FileAnswer

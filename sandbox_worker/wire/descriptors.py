@@ -32,13 +32,23 @@ RULESET_FD = 6
 HANDED_FD = 7
 """Socket from init, on which a REPL gets descriptors while it lives. It exists only if the REPL may be given later
 contexts, or may make checkpoints."""
-A_CONTEXT, A_CHECKPOINT, A_CONNECTION = b".", b"c", b"!"
+A_CONTEXT, A_CHECKPOINT, A_CONNECTION, A_HUB = b".", b"c", b"!", b"h"
 """Packets on that socket, each with one descriptor: a memfd of a later context; the socket of the checkpoint that is
-made next; the connection of a checkpoint that goes on as the REPL."""
+made next; the connection of a checkpoint that goes on as the REPL; the socket of a hub."""
 CHECKPOINT_MADE = struct.Struct("=qd")
 """Layout of what a checkpoint says to init: its pid, and the seconds that its forks took."""
 GO_ON = b"!"
 """Packet by which init has a checkpoint go on. At the end of the socket the checkpoint ends."""
+GOES_ON, A_FORK = b"o", b"f"
+"""Packets to a hub: fork the REPL that goes on with its connection, or a further one. The keeper's socket and the
+Landlock ruleset travel beside both. For a further one, these follow: its connection, its ends of three pipes, its end
+of the socket on which it is handed descriptors, and its bell."""
+FORKED = struct.Struct("=iqq")
+"""Layout of the first packet on a keeper's socket: an error number, or 0; the pid of the keeper; that of its REPL."""
+KILL = b"k"
+"""Packet by which init has a keeper kill its REPL and all that this has started. The keeper repeats it at the end."""
+REPL_ENDED = struct.Struct("=i")
+"""Layout of a keeper's report that its REPL has ended: the wait status."""
 
 
 _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)

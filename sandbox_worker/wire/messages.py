@@ -295,6 +295,7 @@ class Execute(Message, frozen=True, omit_defaults=True):
         echo: Whether the last expression and a traceback are printed. If not, the result has them.
         checkpoint: Processes that checkpoints may have beyond those of code: the copies, and the parent of one. The
             REPL makes one before the block, by the socket that init has handed to it. With 0 it makes none.
+        becomes_hub: Whether the REPL becomes a hub before the block, by such a socket. A fork of it runs the block.
     """
 
     block: int
@@ -308,6 +309,7 @@ class Execute(Message, frozen=True, omit_defaults=True):
     echo: bool = True
     asks_stdin: bool = False
     checkpoint: int = 0
+    becomes_hub: bool = False
 
 
 class Environment(Message, frozen=True, omit_defaults=True):

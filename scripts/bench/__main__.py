@@ -67,6 +67,7 @@ MEASUREMENTS: dict[str, Callable[[Effort], Sequence[Row | Curve]]] = {
     "slow_provider": blocks.slow_provider,
     "program": blocks.program,
     "kill": blocks.kill,
+    "fork": blocks.fork,
     "rollback": blocks.rollback,
     "context": contexts.ascii_file,
     "folder": contexts.folder,

@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -204,6 +205,32 @@ def rollback(effort: Effort) -> list[Row]:
             [taken.at_most(25), taken.at_most_times(2, others[0])],
         ),
         Row("a block that makes a checkpoint of 100 MB of variables", block, [bare], [block.at_most(25)]),
+    ]
+
+
+def fork(effort: Effort) -> list[Row]:
+    """Time a fork of a REPL with 100 MB of variables until it is ready: the first after a block, and a further one."""
+    large = "rows = [f'{n:1000}' for n in range(95_000)]\ncount = len(rows)"
+    forks: list[SandboxedRepl] = []
+
+    def forked(repl: SandboxedRepl) -> list[float]:
+        taken = seconds(lambda: forks.append(repl.fork()))
+        forks.pop().close()
+        return taken
+
+    first: list[float] = []
+    further: list[float] = []
+    again: list[float] = []
+    with Sandbox(warm=0) as sandbox:
+        for _ in range(effort.times(20)):
+            with sandbox.repl() as repl:  # each REPL at the same number of moments
+                again += seconds(partial(repl.execute, large))
+                first += forked(repl)
+                further += forked(repl)
+    taken, more, made = side(OURS, "ms", first), side(OURS, "ms", further), side("to make them again", "ms", again)
+    return [
+        Row("a fork of a REPL with 100 MB of variables", taken, [made], [taken.at_most(10)]),
+        Row("a further fork at the same moment", more, [taken], [more.at_most(10)]),
     ]
 
 

@@ -36,6 +36,7 @@ HOSTILE = {
         "os.register_at_fork(after_in_child=starts)",
         "",
     ),
+    "is the reaper of its copies": ("import ctypes; assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0", ""),
     "leaves no process": ("resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))", ""),
     "leaves no descriptor": ("full = []\ntry:\n    while True: full.append(os.dup(0))\nexcept OSError: pass", ""),
 }

@@ -120,6 +120,12 @@ class Provisions:
         self._again.update((name, frame) for name, frame in more._again.items() if name not in self._frames)
         self._environment.extend(more._environment)
 
+    def copy(self) -> "Provisions":
+        """Return another holder's copy."""
+        made = Provisions()
+        made.add(self)
+        return made
+
     def tools(self) -> list[str] | None:
         """Return the names of all tools, in order; None leaves the REPL's tools as they are."""
         return None if self._tools is None else [*self._tools]

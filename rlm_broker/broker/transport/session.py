@@ -58,6 +58,7 @@ class Wanted(NamedTuple):
         variables: Whether the result names the new and the changed variables.
         echo: Whether the last expression and a traceback are printed, and not in the result.
         checkpoint: Processes of checkpoints, if the REPL makes one before the block; else 0. See `Execute`.
+        becomes_hub: Whether the REPL becomes a hub before the block. Init has prepared it.
     """
 
     value: bool = False
@@ -67,6 +68,7 @@ class Wanted(NamedTuple):
     variables: bool = False
     echo: bool = True
     checkpoint: int = 0
+    becomes_hub: bool = False
 
 
 NOTHING: Final = Wanted()
@@ -216,6 +218,7 @@ class Session:
             wanted.echo,
             callable(wanted.stdin),
             wanted.checkpoint,
+            wanted.becomes_hub,
         )
         frame = framed(message, self.max_frame_bytes)
         self._step(message)

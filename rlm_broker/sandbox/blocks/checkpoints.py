@@ -109,6 +109,10 @@ class Checkpoints:
             self._made, self._asked = [*self._made, self._asked][-self._kept :], None
             self._cost_s = max(LEAST_COST_S, said.cost_s if math.isfinite(said.cost_s) else 0.0)
 
+    def given_up(self) -> None:
+        """Record that init gives up all, since the REPL is forked."""
+        self._asked, self._made = None, []
+
     def block_ended(self, wanted: Wanted, seconds: float) -> None:
         """Count a block whose variables a kill would lose. A block that reads variables makes none."""
         if wanted.names is None:

@@ -10,6 +10,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.broker.transport.session import Wanted
 from rlm_broker.results import Block
@@ -59,6 +61,16 @@ class ReplRecorder:
         self._make_digests()
         ended = (each for each in self.entries if not isinstance(each, RecordedBlock) or each.outcome or each.problem)
         return ReplRecord(ended, self.seed, self.problem)
+
+    def copy(self) -> "ReplRecorder":
+        """Return the recorder of a fork, which goes on from here. No block runs."""
+        self._make_digests()
+        made = ReplRecorder(is_on=True)
+        made.entries = [
+            replace(each, answers=[*each.answers]) if isinstance(each, RecordedBlock) else each for each in self.entries
+        ]
+        made.seed, made.problem, made._room = self.seed, self.problem, self._room
+        return made
 
     def begun(self, code: str, wanted: Wanted, number: int) -> RecordedBlock:
         """Note a block that begins. It counts when it has `ended`. One that reads variables does not count."""

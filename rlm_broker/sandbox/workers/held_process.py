@@ -28,6 +28,9 @@ from sandbox_worker.wire.errors import MessageInvalid
 KILL_TIMEOUT_S = 60.0
 """Seconds until a killed process counts as not killed, which is an error: a process in a system call may end late."""
 
+FORK_END_S = 20.0
+"""Seconds until init has ended a fork. Beyond them, the whole worker is killed. Init itself gives up after 5 s."""
+
 HUNG_UP = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)
 """Error numbers of a send to an ended init, or after `InitProcess.kill`."""
 
@@ -161,23 +164,16 @@ class WorkerInit(Protocol):
         """End it with all of its processes, and return when they are gone."""
 
 
-class InitProcess:
-    """An init on this machine, with its pidfd, which this object owns, and our end of the control socket."""
+class WorkerSocket:
+    """Our end of a control socket of an init on this machine."""
 
     listener: InitListener
 
-    def __init__(self, pidfd: int, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._loop = asyncio.get_running_loop()
         control.setblocking(False)
         self._loop.add_reader(control.fileno(), self._read)  # by number: a socket would be formatted each time
-        self._held = HeldProcess(pidfd, lambda: self.listener.ended(None))
-        self._repl: HeldProcess | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """Process id in this PID namespace; None after the process has ended, or if it has none here."""
-        return self._held.pid
 
     def say(self, message: Control, *fds: int) -> None:
         """Send a message, or drop it if init has ended: its last message has the reason, and is still to be read."""
@@ -200,26 +196,20 @@ class InitProcess:
         """Do nothing: the descriptor is the file's own."""
 
     def send_kill(self) -> None:
-        """Send SIGKILL, without waiting for the end."""
-        self._held.send_kill()
+        """End the processes at the other end, without waiting for their end."""
+        raise NotImplementedError
 
-    async def kill(self) -> None:
-        """Kill init, and return when the whole worker is gone. Raises `SandboxFailed` if a process does not end."""
+    def _hang_up(self) -> None:
+        """End the socket. What init has sent can still be read."""
         with contextlib.suppress(OSError):  # closed, or init has ended
-            # Init ends with it, also where the kernel or AppArmor forbids signals. What it has sent can still be read.
             self._control.shutdown(socket.SHUT_WR)
-        try:
-            if self._repl is not None:  # the kernel ends it after init, so that its own pidfd has to be awaited
-                await self._repl.kill()
-            await self._held.kill()
-            if self._repl is not None:  # init told of it meanwhile
-                await self._repl.kill()
-        finally:
-            if self._control.fileno() >= 0:
-                self._loop.remove_reader(self._control.fileno())
-                self._control.close()
-                self.listener.unheard(None)  # wakes the caller of an exchange
-        self.listener = _Deaf()  # it was told all, and the two need not wait for the collector to be freed
+
+    def _close(self) -> None:
+        """Close the socket, and wake the caller of an exchange."""
+        if self._control.fileno() >= 0:
+            self._loop.remove_reader(self._control.fileno())
+            self._control.close()
+            self.listener.unheard(None)
 
     def _read(self) -> None:
         fds: list[int] = []
@@ -238,15 +228,95 @@ class InitProcess:
             packet = b""
         if not packet:
             self._loop.remove_reader(self._control.fileno())
-            self.listener.unheard(None)
+            self._hung_up()
             return
         try:
             message: FromInit = unpack_from_init(packet)
         except MessageInvalid:
             message = Failed(step="speak", reason="its init sent an invalid message")
+        self._heard(message, fds)
+
+    def _heard(self, message: FromInit, fds: list[int]) -> None:
+        self.listener.heard(message, fds)
+
+    def _hung_up(self) -> None:
+        self.listener.unheard(None)
+
+
+class InitProcess(WorkerSocket):
+    """An init on this machine, with its pidfd, which this object owns, and our end of the control socket."""
+
+    def __init__(self, pidfd: int, control: socket.socket) -> None:
+        super().__init__(control)
+        self._held = HeldProcess(pidfd, lambda: self.listener.ended(None))
+        self._repl: HeldProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id in this PID namespace; None after the process has ended, or if it has none here."""
+        return self._held.pid
+
+    def send_kill(self) -> None:
+        """Send SIGKILL, without waiting for the end."""
+        self._held.send_kill()
+
+    async def kill(self) -> None:
+        """Kill init, and return when the whole worker is gone. Raises `SandboxFailed` if a process does not end."""
+        self._hang_up()  # init ends with it, also where the kernel or AppArmor forbids signals
+        try:
+            if self._repl is not None:  # the kernel ends it after init, so that its own pidfd has to be awaited
+                await self._repl.kill()
+            await self._held.kill()
+            if self._repl is not None:  # init told of it meanwhile
+                await self._repl.kill()
+        finally:
+            self._close()
+        self.listener = _Deaf()  # it was told all, and the two need not wait for the collector to be freed
+
+    def _heard(self, message: FromInit, fds: list[int]) -> None:
         if isinstance(message, Forked) and fds:
             if self._repl is not None:  # init starts a REPL only when all processes of the last have ended
                 self._repl.forget()
             self._repl = HeldProcess(fds[0], _ignore)  # its init reports its end
-            return
-        self.listener.heard(message, fds)
+        else:
+            super()._heard(message, fds)
+
+
+class ForkInit(WorkerSocket):
+    """The init of a fork, on the fork's own control socket.
+
+    Args:
+        whole: Init's handle on the socket of the worker, which ends all of it.
+    """
+
+    def __init__(self, control: socket.socket, whole: WorkerInit) -> None:
+        super().__init__(control)
+        self._whole = whole
+        self._gone = asyncio.Event()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of init, as of any `WorkerInit`."""
+        return self._whole.pid
+
+    def send_kill(self) -> None:
+        """Have init end the fork, without waiting for its end."""
+        self._hang_up()
+
+    async def kill(self) -> None:
+        """End the fork, and return when its processes are gone. If init does not end it, end the whole worker."""
+        self._hang_up()
+        try:
+            if self._control.fileno() >= 0:
+                async with asyncio.timeout(FORK_END_S):
+                    await self._gone.wait()
+        except TimeoutError:
+            await self._whole.kill()
+        finally:
+            self._close()
+        self.listener = _Deaf()
+
+    def _hung_up(self) -> None:
+        super()._hung_up()
+        self._gone.set()
+        self.listener.ended(None)

@@ -3,11 +3,14 @@
 import asyncio
 import contextlib
 import logging
+import mmap
 import socket
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, fcntl
 from functools import partial
+from io import FileIO
 from typing import Protocol
 
 from rlm_broker.broker.transport.connection import Connection
@@ -15,11 +18,14 @@ from rlm_broker.broker.transport.listener import Listener, dial
 from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.broker.transport.session import Session
 from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.concurrency.forks import socketpair_of_parent
+from rlm_broker.context.memfd import new_memfd
 from rlm_broker.context.stored_context import StoredContext
-from rlm_broker.errors import RlmBrokerError, SandboxFailed, ValueTooLarge, WorkerDied, shortage_told
+from rlm_broker.errors import ForkRefused, RlmBrokerError, SandboxFailed, ValueTooLarge, WorkerDied, shortage_told
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.fork_server import TRIES, Forker
-from rlm_broker.sandbox.workers.worker import Worker
+from rlm_broker.sandbox.workers.held_process import ForkInit, WorkerSocket
+from rlm_broker.sandbox.workers.worker import NOT_FORKED, Worker
 from sandbox_worker.loading.context import ContextBroken
 
 _NO_REPL = "a REPL cannot be started"
@@ -47,6 +53,8 @@ class StartedWorker:
         connection: Connection of its first REPL.
         limits: Limits of each of its REPLs. Its taker may change those that init does not enforce.
         on_end: Called once, when the worker has ended. Its source may set it.
+        relatives: This worker and its forks, as far as they have not ended; empty if it was never forked, or is none.
+            They share one init.
     """
 
     def __init__(self, worker: Worker, connection: Connection, limits: ReplLimits, cold_start: "ColdStart") -> None:
@@ -54,6 +62,8 @@ class StartedWorker:
         self.connection = connection
         self.limits = limits
         self.on_end: Callable[[], None] | None = None
+        self.relatives: set[StartedWorker] = set()
+        self._first: StartedWorker | None = None
         self._cold_start = cold_start
         self._context: Provisions | None = None
 
@@ -76,8 +86,47 @@ class StartedWorker:
         with shortage_told(_NO_REPL):
             return await self._cold_start.resume(self.worker, self.limits, checkpoint, block)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other REPLs live in the worker, or its first one did: no fresh REPL may be started there."""
+        return self._first is not None or len(self.relatives) > 1
+
+    @property
+    def with_files(self) -> Worker:
+        """The worker with the scratch folder and the programs, which a REPL shares with its forks."""
+        return (self._first or self).worker
+
+    async def fork(self, block: int, becomes_hub: Callable[[], Awaitable[None]] | None) -> "StartedWorker":
+        """Return a fork of the REPL. The caller ends it.
+
+        Args:
+            block: Number of the last block, after which the fork counts on.
+            becomes_hub: Runs the block with which the REPL becomes a hub; None if it has become one.
+
+        Raises:
+            ForkRefused: The REPL cannot be forked, or not now.
+            SandboxFailed: The REPL has ended.
+        """
+        with shortage_told(f"{NOT_FORKED}: the machine is short of something"):
+            worker, connection = await self._cold_start.fork(self.worker, self.limits, block, becomes_hub)
+        fork = StartedWorker(worker, connection, self.limits, self._cold_start)
+        fork._first, fork.relatives = self._first or self, self.relatives
+        self.relatives.update((self, fork))
+        return fork
+
     async def end(self) -> None:
-        """Kill the worker, and return when it is gone. Has no effect when repeated."""
+        """Kill the worker, and return when it is gone. The last one of relatives ends their init. Has no effect when
+        repeated."""
+        self.relatives.discard(self)
+        if self._first is not None:
+            await self.worker.kill()
+        elif self.relatives and not self.worker.gone.is_set():
+            with contextlib.suppress(SandboxFailed):
+                await self.worker.stop()
+        if not self.relatives:
+            await (self._first or self)._end_all()
+
+    async def _end_all(self) -> None:
         try:
             await self._cold_start.fork_server.end(self.worker)
         finally:
@@ -144,6 +193,37 @@ class ColdStart:
         await connection.close()
         return None
 
+    async def fork(
+        self, worker: Worker, limits: ReplLimits, block: int, becomes_hub: Callable[[], Awaitable[None]] | None
+    ) -> tuple[Worker, Connection]:
+        """Have the REPL of a worker forked, see `StartedWorker.fork`. Return the fork's worker and its connection."""
+        level, init = self.fork_server.level, worker.init
+        if not level.has_pid_namespace:
+            raise ForkRefused(f"{NOT_FORKED}: that needs isolation level 'strict', and it has {level.name!r}")
+        if not isinstance(init, WorkerSocket):
+            raise ForkRefused(f"{NOT_FORKED}: it is on a node")
+        if worker.group is not None:
+            raise ForkRefused(f"{NOT_FORKED}: a control group limits its memory (exact_memory)")
+        connection, connected = await self._connect(limits, block=block)
+        control, theirs = socketpair_of_parent()
+        fork = Worker(level, ForkInit(control, init))
+        fork.layers = worker.layers
+        try:
+            with connected, theirs, _new_bell() as bell:
+                fds = theirs.fileno(), connected.fileno(), bell.fileno()
+                problem = await worker.prepare_fork(becomes_hub is not None, *fds)
+            if problem is not None:
+                raise ForkRefused(f"{NOT_FORKED}: {problem}")
+            if becomes_hub is not None:
+                await becomes_hub()
+            await fork.forked(limits.start_timeout_s)
+            await self._ready(connection, limits)
+        except BaseException:
+            await to_its_end(connection.close)
+            await to_its_end(fork.kill)
+            raise
+        return fork, connection
+
     async def _connect(
         self, limits: ReplLimits, after_others: bool = False, block: int = 0
     ) -> tuple[Connection, socket.socket]:
@@ -174,6 +254,14 @@ class ColdStart:
             await connection.close()
         if worker is not None:
             await self.fork_server.end(worker)
+
+
+def _new_bell() -> FileIO:
+    """Return a file for the bell of a fork: one page, which no process can make larger."""
+    bell = FileIO(new_memfd("bell"), "r+")
+    bell.truncate(mmap.PAGESIZE)
+    fcntl(bell.fileno(), F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL)
+    return bell
 
 
 class Closing(Protocol):

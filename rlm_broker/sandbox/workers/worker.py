@@ -1,13 +1,14 @@
 """A handle on a worker: start, interrupt, drain, stop, kill, without the REPL's own connection."""
 
 import asyncio
+import errno
 import math
 import os
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from rlm_broker.errors import ContextRefused, FileRefused, SandboxFailed, WorkerDied, refused_by_machine
+from rlm_broker.errors import ContextRefused, FileRefused, ForkRefused, SandboxFailed, WorkerDied, refused_by_machine
 from rlm_broker.sandbox.workers.cgroups import MemoryGroup
 from rlm_broker.sandbox.workers.held_process import ContextPieces, WorkerInit
 from rlm_broker.sandbox.workers.levels import unavailable
@@ -19,6 +20,12 @@ PROGRAM_END_S = 30.0
 """Seconds until init has ended a program: init finds each of its processes, maybe hundreds of busy ones."""
 ANSWER_TIMEOUT_S = 10.0
 """Seconds until init counts as dead, and is killed. It has no other work; to end 64 processes takes it 0.1 s."""
+NOT_FORKED = "this REPL cannot be forked"
+_FORK_ERRORS = {
+    errno.EAGAIN: "max_processes leaves no room for it, and each fork takes two processes",
+    errno.E2BIG: "REPLs were forked at seven moments before this one, and Landlock keeps no more apart",
+}
+"""Error number of a fork → why there is none, as one clause."""
 BEGINS_AGAIN_S = 0.1
 """Seconds after a `Begin` within which a further block needs none at once. Init samples all processes meanwhile, as it
 does those of a block that sleeps. It counts the CPU time of all these blocks as that of one, which `timeout_s` of 0.1 s
@@ -27,7 +34,8 @@ SEED_BYTES = 4
 """Bytes of a seed, as `Sandbox(seed=)` has."""
 
 A = TypeVar("A", bound=control.FromInit)
-_Said = tuple[control.Control, int | None]
+_Said = tuple[control.Control, *tuple[int | None, ...]]
+"""A message, with the descriptors beside it; None is none."""
 
 
 class Worker:
@@ -114,6 +122,19 @@ class Worker:
         (prepared,) = await self._exchange([(control.Checkpoint(number), None)], control.Prepared)
         assert isinstance(prepared, control.Prepared)
         return prepared.problem
+
+    async def prepare_fork(self, needs_hub: bool, control_fd: int, connection_fd: int, bell_fd: int) -> str | None:
+        """Have init prepare a fork of the REPL, see `ForkRepl`. Return why there can be none now, as one clause; else
+        None."""
+        message = control.ForkRepl(needs_hub)
+        (prepared,) = await self._exchange([(message, control_fd, connection_fd, bell_fd)], control.Prepared)
+        assert isinstance(prepared, control.Prepared)
+        return prepared.problem
+
+    async def forked(self, timeout_s: float) -> None:
+        """Wait until this worker, which is a fork, has its processes. Raise ForkRefused if they cannot be forked,
+        WorkerDied if they have ended."""
+        await self._exchange([], control.Started, timeout_s=timeout_s)
 
     async def resume(self, checkpoint: int, connection_fd: int) -> bool:
         """Have the checkpoint of that number go on as the REPL, with `connection_fd`, after `stop`. Return whether it
@@ -238,8 +259,8 @@ class Worker:
         """
         await self._exchanging.acquire()
         try:
-            for message, fd in messages:
-                self.init.say(message, *(() if fd is None else (fd,)))
+            for message, *fds in messages:
+                self.init.say(message, *(fd for fd in fds if fd is not None))
             answers = self._loop.create_task(self._answers_of(kinds, timeout_s))
         except BaseException:
             self._exchanging.release()
@@ -273,6 +294,8 @@ class Worker:
                 raise unavailable(self._level, message.layer, message.reason, message.code)
             if message.step == "load":
                 raise ContextRefused(message.reason)
+            if message.step == "fork":
+                raise ForkRefused(f"{NOT_FORKED}: {_FORK_ERRORS.get(message.code, message.reason)}")
             raise SandboxFailed(f"a worker could not {message.step}: {message.reason}")
         if message is None:
             self._answers.put_nowait(None)  # so that the next exchange does not wait for an init that has ended

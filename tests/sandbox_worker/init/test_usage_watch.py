@@ -253,11 +253,11 @@ def test_time_before_a_block_is_none_of_its_samples(clock: Clock) -> None:
 def test_measuring_counts_as_time_of_the_block_that_made_it_necessary() -> None:
     with watched(memory_bytes=1) as looking:
         looking.look()
-        before_s = looking._memory.measuring_s
+        before_s = looking.memory.measuring_s
         assert before_s > 0
         looking.block_started()
         used_s = looking.look().cpu_s
-    assert looking._memory.measuring_s - before_s <= used_s < 0.1
+    assert looking.memory.measuring_s - before_s <= used_s < 0.1
 
 
 REPL = 2

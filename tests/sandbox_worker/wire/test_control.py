@@ -40,6 +40,8 @@ TO_INIT = [
     control.Start(),
     control.Resume(3),
     control.Checkpoint(number=3),
+    control.ForkRepl(needs_hub=True),
+    control.EndHub(),
     control.Hand(),
     control.Begin(cpu_s=120.5, is_late=True),
     control.Interrupt(block=1),
