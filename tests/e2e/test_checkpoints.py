@@ -12,7 +12,7 @@ from rlm_broker.sandbox.repl import SandboxedRepl
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.launcher import needs_strict
 from tests.support.processes import living_below, living_parents_below
-from tests.support.waiting import until_now
+from tests.support.waiting import until, until_now
 
 pytestmark = needs_strict
 EACH = ReplLimits(checkpoint="each", max_replay_s=0, block_timeout_s=20, interrupt_grace_s=0.2, memory_bytes=256 << 20)
@@ -93,8 +93,10 @@ async def test_checkpoint_that_ends_with_its_repl_is_told() -> None:
         await begun.wait()
         init = psutil.Process(repl.pid)
         init.suspend()
-        for process in init.children(recursive=True):
+        killed = init.children(recursive=True)
+        for process in killed:
             process.kill()
+        await until(lambda: all(process.status() == psutil.STATUS_ZOMBIE for process in killed))
         init.resume()
         assert (await block).blocks_undone is None
         assert "There was no checkpoint of its variables: it had ended before" in ((await block).error or "")
