@@ -57,7 +57,7 @@ from sandbox_worker.isolation.seccomp_rules import (
 )
 from sandbox_worker.isolation.syscall_table import MACHINE, NUMBERS
 
-Kind = Literal["template", "init", "repl", "threads"]
+Kind = Literal["template", "init", "repl", "program", "threads"]
 
 # -- the program: pure -----------------------------------------------------------------------------------------------
 
@@ -88,7 +88,8 @@ def program(kind: Kind, allow_exec: bool, arch: str) -> bytes:
 
     Args:
         kind: "template" may make namespaces and mounts. "init" may pass descriptors, and apply the REPL's layers after
-            its fork. In "threads", `OWN_PID` stands for the process's own pid.
+            its fork. A "repl" may become a hub, and a "program" beside it may not. In "threads", `OWN_PID` stands for
+            the process's own pid.
         allow_exec: Whether the process may start programs. Init must be allowed to if its REPL will be; "threads" never
             is.
         arch: Machine, as `uname -m` prints it.
@@ -102,7 +103,9 @@ def program(kind: Kind, allow_exec: bool, arch: str) -> bytes:
     of_kinds = {"init": ARGUMENTS_OF_INIT, "repl": ARGUMENTS_OF_REPL, "threads": ARGUMENTS_OF_THREADS}
     arguments = ARGUMENTS | of_kinds.get(kind, {})
     answered = ANSWERED | (ANSWERED_TO_THREADS if kind == "threads" else {})
-    pretended = {"repl": PRETENDED, "threads": PRETENDED | PRETENDED_TO_THREADS}.get(kind, frozenset())
+    pretended = {"repl": PRETENDED, "program": PRETENDED, "threads": PRETENDED | PRETENDED_TO_THREADS}.get(
+        kind, frozenset()
+    )
     of_kind = {"init": ALLOWED_TO_INIT, "template": ALLOWED_TO_TEMPLATE, "repl": ALLOWED_TO_REPL}
     with_any_arguments = of_kind.get(kind, frozenset())
     arguments = {name: checks for name, checks in arguments.items() if name not in with_any_arguments}
@@ -227,7 +230,7 @@ def prepare() -> None:
     Raises:
         OSError: See `program`.
     """
-    for kind, allow_exec in (("init", True), ("repl", False), ("repl", True), ("threads", False)):
+    for kind, allow_exec in (("init", True), ("repl", False), ("repl", True), ("program", True), ("threads", False)):
         _loadable(program(kind, allow_exec, MACHINE))
 
 

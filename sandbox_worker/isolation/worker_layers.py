@@ -128,7 +128,7 @@ def lock_down_repl(
             # cannot trace it: Landlock denies ptrace from one domain into another.
             syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
     with layer("seccomp", applied):
-        seccomp.install("repl" if level.may_exec else "threads", bounds.allow_exec)
+        seccomp.install("threads" if not level.may_exec else "program" if for_program else "repl", bounds.allow_exec)
     return tuple(applied)
 
 

@@ -68,7 +68,7 @@ ONLY_TO_EXEC = {"execve", "execveat"}
 ONLY_TO_INIT = set(
     "sendmsg recvmsg kcmp seccomp landlock_create_ruleset landlock_add_rule".split()  # noqa: SIM905
 )
-NOT_TO_THREADS = {"landlock_restrict_self"}
+ONLY_TO_INIT_AND_REPL = {"landlock_restrict_self"}
 WITH_ALL_ARGUMENTS_ZERO = {
     "clone": ALLOW,
     "clone3": ENOSYS,
@@ -93,7 +93,13 @@ PRETENDED_TO_THREADS = set(
     "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes futimesat utimensat".split()  # noqa: SIM905
 )
 UNSUPPORTED_FOR_THREADS = {"getxattr", "lgetxattr", "listxattr", "llistxattr"}
-KINDS: list[tuple[Kind, bool]] = [("init", True), ("repl", False), ("repl", True), ("threads", False)]
+KINDS: list[tuple[Kind, bool]] = [
+    ("init", True),
+    ("repl", False),
+    ("repl", True),
+    ("program", True),
+    ("threads", False),
+]
 VARIANTS = [(*kind, arch) for kind in KINDS for arch in ("x86_64", "aarch64")]
 
 
@@ -144,7 +150,7 @@ def verdict(kind: Kind, name: str, *arguments: int) -> int:
 
 
 def test_expectations_name_each_call_once() -> None:
-    sets = (ALWAYS, NEVER, ONLY_TO_EXEC, ONLY_TO_INIT, NOT_TO_THREADS, set(WITH_ALL_ARGUMENTS_ZERO))
+    sets = (ALWAYS, NEVER, ONLY_TO_EXEC, ONLY_TO_INIT, ONLY_TO_INIT_AND_REPL, set(WITH_ALL_ARGUMENTS_ZERO))
     assert sum(map(len, sets)) == len(set().union(*sets))
     assert set().union(*sets) == NUMBERS["x86_64"].keys() | NUMBERS["aarch64"].keys()
 
@@ -159,7 +165,7 @@ def expected(kind: Kind, allow_exec: bool, name: str | None) -> int:
     if name in WITH_ALL_ARGUMENTS_ZERO:
         return WITH_ALL_ARGUMENTS_ZERO[name]
     allowed = name in ALWAYS or (name in ONLY_TO_EXEC and allow_exec) or (name in ONLY_TO_INIT and kind == "init")
-    return ALLOW if allowed or (name in NOT_TO_THREADS and kind != "threads") else EPERM
+    return ALLOW if allowed or (name in ONLY_TO_INIT_AND_REPL and kind in ("init", "repl")) else EPERM
 
 
 @table("kind, allow_exec, arch", VARIANTS)
@@ -287,3 +293,8 @@ def test_init_may_more_than_its_repl(name: str, arguments: tuple[int, ...]) -> N
 )
 def test_thread_arguments_decide(name: str, arguments: tuple[int, ...], action: int) -> None:
     assert verdict("threads", name, *arguments) == action
+
+
+def test_no_program_may_become_the_reaper_of_its_orphans() -> None:
+    kinds: tuple[Kind, ...] = ("init", "repl", "program", "threads")
+    assert [verdict(kind, "prctl", 36) for kind in kinds] == [ALLOW, ALLOW, EPERM, EPERM]
