@@ -49,7 +49,7 @@ for pid in sorted(int(name) for name in os.listdir('/proc') if name.isdigit()):
         except (OSError, AssertionError): pass
 """
 ENDS = {
-    "kills everybody": "import os\ntry: os.kill(-1, 9)\nexcept OSError: pass",
+    "kills all": "import os\ntry: os.kill(-1, 9)\nexcept OSError: pass",
     "kills its first group": "import os\ntry: os.killpg(os.getpgid(1), 9)\nexcept OSError: pass",
     "reaps for others": C + "assert c.prctl(36, 1, 0, 0, 0) == 0\nimport os\nif os.fork() == 0: os.fork(); os._exit(0)",
     "restricts itself with what it has": C + "print([fd for fd in range(40) if c.syscall(446, fd, 0) == 0])",

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -409,6 +410,12 @@ UNREADABLE = {
     "short frame": (saved({"type": "given", "frames": {"a": frame(9, "a")}}), "the value 'a' is malformed"),
     "another name": (saved({"type": "given", "frames": {"b": frame(0, "a")}}), "the value 'b' is malformed"),
 }
+
+
+def test_named_pipe_without_a_writer_is_no_record(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigurationError, match="is no record of a REPL"):
+        ReplRecord.load(tmp_path / "pipe")
 
 
 @table("kind", UNREADABLE)

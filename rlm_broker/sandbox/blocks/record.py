@@ -219,8 +219,9 @@ class ReplRecord:
             ConfigurationError: The file cannot be read, or has no record of this version.
         """
         try:
-            with open(path, "rb") as file:
-                data = file.read(MAX_FILE_BYTES + 1)
+            # a named pipe, unlike a file, would have the opening wait for its writer
+            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                data = file.read(MAX_FILE_BYTES + 1) or b""
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
         if len(data) > MAX_FILE_BYTES:
