@@ -161,9 +161,10 @@ class BlockCalls:
     async def remember(self, run: str) -> int:
         """Make answers of the calls of a run's killed block; return their number."""
         made, self.open[run] = self.open[run], []
+        self._size -= sum([paid.size for paid in made])  # now, since the run may be cancelled while it waits
         for key, paid in zip(await _digests([paid.request for paid in made]), made, strict=True):
             self._answers.add(key, paid.call)
-            self._size += _size_of(paid.call) - paid.size
+            self._size += _size_of(paid.call)
         self.remembered += len(made)
         return len(made)
 
