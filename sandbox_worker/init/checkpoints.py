@@ -52,6 +52,7 @@ class FrozenCopies:
         self._memory_bytes, self._kept = bounds.memory_bytes, bounds.keep_checkpoints
         self._made: list[_Checkpoint] = []  # the oldest one first
         self._making: _Checkpoint | None = None
+        self._ending: set[int] = set()  # killed, and not waited for yet
 
     @property
     def pids(self) -> set[int]:
@@ -125,9 +126,17 @@ class FrozenCopies:
         return None if self._making is None else self.hear(self._making.speaking.fileno(), repl_pid)
 
     def give_up(self) -> None:
-        """End all checkpoints, and the one that is being made: the REPL is about to be forked."""
+        """End all checkpoints, and the one that is being made: the REPL is about to be forked. Return once they have
+        ended: until then they take processes from the forks."""
         for each in (*self._made, self._making):
             self._forget(each)
+        self.wait_for_ends()
+
+    def wait_for_ends(self) -> None:
+        """Return once all that were killed have ended: until then they are processes like others."""
+        while self._ending:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._ending.pop(), 0)
 
     def frees(self, bytes_over: float) -> bool:
         """End the oldest checkpoints if that frees so many bytes, and not few. Return whether it does, once they have
@@ -136,15 +145,15 @@ class FrozenCopies:
         for number, each in enumerate(self._made, 1):
             freed += self._proc.unshared_bytes(each.pid)
             if freed >= least:
-                for pid, old in [(old.pid, old) for old in self._made[:number]]:
+                for old in self._made[:number]:
                     self._forget(old)
-                    with contextlib.suppress(ChildProcessError):  # the REPL has lied: it is no child of init
-                        os.waitpid(pid, 0)
+                self.wait_for_ends()
                 return True
         return False
 
     def ended(self, pid: int) -> None:
         """Record that a child of init has ended."""
+        self._ending.discard(pid)
         for each in [each for each in self._made if each.pid == pid]:
             each.pid = 0
             self._forget(each)
@@ -180,6 +189,7 @@ class FrozenCopies:
         for pid in self.pids.difference(spared):
             self.ended(pid)
         self._forget(self._making)
+        self._ending.clear()
 
     def _forget(self, checkpoint: _Checkpoint | None) -> None:
         if checkpoint is None:
@@ -188,6 +198,8 @@ class FrozenCopies:
             self._poll.unregister(checkpoint.speaking.fileno())
         checkpoint.speaking.close()
         if checkpoint.pid:
+            if (self._proc.status(checkpoint.pid) or Status()).parent == 1:  # else the REPL has lied about its pid
+                self._ending.add(checkpoint.pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(checkpoint.pid, signal.SIGKILL)
         if checkpoint in self._made:

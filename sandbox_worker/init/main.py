@@ -257,6 +257,7 @@ class Init:
             return
         self._begin_to_watch()
         self._hear_of_checkpoint()
+        self._checkpoints.wait_for_ends()
         first = Relative(self._control, self._output, self._repl, self._hands)
         family = Family(self._confinement, self._poll, self._watch, first, self._obey_fork, self._explained)
         problem = family.fork(first, request.needs_hub, fds, self._checkpoints.pids)

@@ -282,6 +282,16 @@ def test_refused_fork_leaves_the_repl_as_it_was(open_sandbox: Sandbox) -> None:
         assert "it was forked, or is a fork" in (block.error or "")
 
 
+def test_checkpoints_that_are_about_to_end_take_no_process_from_forks(open_sandbox: Sandbox) -> None:
+    limits = LIMITS.replace(max_processes=5, checkpoint="each")
+    for _ in range(5):
+        with open_sandbox.repl(limits=limits) as repl:
+            repl.execute("x = bytearray(100_000_000)")  # whose pages make the end of a copy take time
+            repl.execute("y = 1")
+            with repl.fork() as fork:
+                assert fork.execute("print(len(x), y)").stdout == "100000000 1\n"
+
+
 def test_lone_repl_that_cannot_be_forked_goes_on(open_sandbox: Sandbox) -> None:
     with open_sandbox.repl("the context", limits=LIMITS.replace(max_processes=2)) as repl:
         repl.execute("x = [0]")
