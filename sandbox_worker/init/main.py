@@ -106,7 +106,7 @@ def main(fds: list[int], spawn: Spawn, shared: ZygoteLayers, mapping_works: bool
     """
     _keep_only(fds)
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, CONTROL_FD)  # else three calls would ask for it
-    bounds = _worker_bounds(spawn)
+    bounds = worker_bounds(spawn)
     try:
         bell = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the REPL, and so made before that is denied
         hands = Hands() if spawn.bounds.later_context_bytes or shared.level.has_pid_namespace else None
@@ -176,21 +176,25 @@ class Init:
         When the orchestrator's end of the control socket closes, init kills all processes of the worker and exits.
         """
         while True:
-            paused_s = self._output.regulate(self._control.is_clear)
-            for fd, events in self._poll.poll(self._wait_ms(paused_s)):
-                if fd == self._control.fileno():
-                    if events & select.POLLOUT:
-                        self._control.flush()
-                    if events & ~select.POLLOUT:
-                        self._obey()
-                elif fd == self._children:
-                    self._reap()
-                elif self._programs.hear(fd):
-                    self._sweep()
-                elif not self._output.forward(fd):
-                    self._hear_of_copies(fd, events)
-            if self._has_to_watch and self._watch.wait_s() == 0:
-                self._look()
+            self.take_turn()
+
+    def take_turn(self) -> None:
+        """Wait for what comes next, and take it."""
+        paused_s = self._output.regulate(self._control.is_clear)
+        for fd, events in self._poll.poll(self._wait_ms(paused_s)):
+            if fd == self._control.fileno():
+                if events & select.POLLOUT:
+                    self._control.flush()
+                if events & ~select.POLLOUT:
+                    self._obey()
+            elif fd == self._children:
+                self._reap()
+            elif self._programs.hear(fd):
+                self._sweep()
+            elif not self._output.forward(fd):
+                self._hear_of_copies(fd, events)
+        if self._has_to_watch and self._watch.wait_s() == 0:
+            self._look()
 
     def _hear_of_copies(self, fd: int, events: int) -> None:
         """Take what has come from a checkpoint, or of a family."""
@@ -517,7 +521,8 @@ class Init:
         )
 
 
-def _worker_bounds(spawn: Spawn) -> WorkerBounds:
+def worker_bounds(spawn: Spawn) -> WorkerBounds:
+    """Return what the kernel enforces."""
     # A single process shall get a MemoryError before the watch kills it. The watch also counts page tables, which take
     # 1 byte for each 512 bytes mapped: so a process has less private memory than the memory limit, by 1/128.
     data_bytes = spawn.bounds.memory_bytes - spawn.bounds.memory_bytes // 128

@@ -97,6 +97,7 @@ class ReplProcess(LivingRepl):
         self._mapping_works = mapping_works
         self._preloaded = preloaded
         self._hands = hands
+        self._seed: int | None = None
 
     def start(self, connection_fd: int, seed: int | None) -> None:
         """Fork a REPL that uses `connection_fd`, which is closed here. No other REPL of this worker may live.
@@ -108,7 +109,8 @@ class ReplProcess(LivingRepl):
         BELL.pack_into(self.bell, INTERRUPTED_AT, 0)  # a new REPL counts its blocks from the start
         pid = os.fork()
         if pid == 0:
-            self._become_repl(connection_fd, write_ends, seed)
+            self._seed = seed
+            self._become_repl(connection_fd, write_ends)
         self.pid = pid
         if not self._confinement.level.has_pid_namespace:
             self._control.say(Forked(), os.pidfd_open(pid))
@@ -180,7 +182,7 @@ class ReplProcess(LivingRepl):
                 os.kill(-1, signal.SIGSTOP)  # at once: a list of them would miss what they fork meanwhile
             self.signal(signal.SIGCONT)
 
-    def _become_repl(self, connection_fd: int, write_ends: WriteEnds, seed: int | None) -> NoReturn:
+    def _become_repl(self, connection_fd: int, write_ends: WriteEnds) -> NoReturn:
         """Lock the child in, close the control socket, and serve blocks until the end."""
         self._confinement.settle(
             [
@@ -201,24 +203,28 @@ class ReplProcess(LivingRepl):
         os.write(CONTROL_FD, pack(Started(layers=list(layers))))
         self._control.close()
         may_have_threads()
-        reserve = Reserve(self._bounds.later_context_bytes)
+        gc.enable()
         # Family and type are given, since `socket` would else ask for them. It needs them for addresses alone.
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, CONNECTION_FD)
-        channel = Channel(connection, self._bounds.max_frame_bytes, interrupts, reserve)
-        gc.enable()
-        begin_with(seed if self._preloaded.seed is None else self._preloaded.seed)
-        memory_reserve.report_memory(self._bounds.memory_bytes)
-        preloaded, bounds = self._preloaded, self._bounds
+        try:
+            self.repl_on(connection, interrupts).serve()
+        except BaseException:  # noqa: BLE001 - the control socket is closed: only the exit code can tell
+            os._exit(BROKEN)
+
+    def repl_on(self, connection: socket.socket, interrupts: Interrupts) -> Repl:
+        """Make the REPL, in the process that it lives in."""
+        bounds, preloaded = self._bounds, self._preloaded
+        reserve = Reserve(bounds.later_context_bytes)
+        channel = Channel(connection, bounds.max_frame_bytes, interrupts, reserve)
+        begin_with(preloaded.seed if self._seed is None else self._seed)
+        memory_reserve.report_memory(bounds.memory_bytes)
         descriptors = handed = None
         if bounds.later_context_bytes:
             descriptors = HandedDescriptors()
             handed = HandedContexts(descriptors, reserve, self._mapping_works)
         become_hub = HubMaker(self._confinement.landlock_abi, bounds.keep_checkpoints + 1).become_hub
         rest = preloaded.variables, handed, preloaded.undecoded, descriptors, become_hub
-        try:
-            Repl(preloaded.contexts, channel, interrupts, reserve, bounds, self.bell, *rest).serve()
-        except BaseException:  # noqa: BLE001 - the control socket is closed: only the exit code can tell
-            os._exit(BROKEN)
+        return Repl(preloaded.contexts, channel, interrupts, reserve, bounds, self.bell, *rest)
 
 
 def fail(step: InitStep, error: BaseException) -> NoReturn:

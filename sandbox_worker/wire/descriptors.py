@@ -51,8 +51,8 @@ REPL_ENDED = struct.Struct("=i")
 """Layout of a keeper's report that its REPL has ended: the wait status."""
 
 
-_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
-"""The flag as an integer: `|` of two enum members runs five functions of `enum`."""
+_CLOSE_ON_EXEC, _CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
+"""The flags as integers: `|` and `&` of an enum member run five functions of `enum`."""
 
 
 class DescriptorsCut(OSError):
@@ -88,7 +88,7 @@ def receive(connected: socket.socket, most_bytes: int, most_fds: int, flags: int
     for level, kind, data in received:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    if told & socket.MSG_CTRUNC:
+    if told & _CUT:
         for fd in fds:
             os.close(fd)
         raise DescriptorsCut(packet)

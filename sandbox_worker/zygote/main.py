@@ -89,7 +89,7 @@ def main(control_fd: int, orchestrator: int) -> NoReturn:
         os._exit(1)
     if shared.level.is_security_boundary:  # the filters of these levels deny sysinfo
         memory_reserve.replace_sysconf()
-    rehearse(shared.landlock_abi)
+    rehearse(shared)
     inherit_page_tables()
     _filling = fill_free_blocks()
     fill_free_chunks()

@@ -17,20 +17,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from sandbox_worker.init.child import Confinement
+from sandbox_worker.init.main import Init, worker_bounds
 from sandbox_worker.init.output_pipes import ReplOutput
 from sandbox_worker.init.procfs import Proc
-from sandbox_worker.init.sockets import InitSocket
+from sandbox_worker.init.repl_process import ReplProcess
+from sandbox_worker.init.sockets import Hands, InitSocket
 from sandbox_worker.init.usage_watch import Watch
 from sandbox_worker.isolation import landlock, rlimits, syscalls
 from sandbox_worker.isolation.landlock import Grant
-from sandbox_worker.loading.context import load
+from sandbox_worker.isolation.layer import ZygoteLayers
+from sandbox_worker.loading.context import Preloaded, load
 from sandbox_worker.loading.form import SEALS, ContextForm, span_bytes
-from sandbox_worker.repl.channel import Channel
 from sandbox_worker.repl.interrupts import Interrupts
-from sandbox_worker.repl.memory_reserve import Reserve
-from sandbox_worker.repl.repl import Repl
-from sandbox_worker.wire.bounds import OutputBounds
-from sandbox_worker.wire.control import Begin, Control, Loaded, Start, Started, Stop, pack, unpack_to_init
+from sandbox_worker.wire.bounds import ReplBounds
+from sandbox_worker.wire.control import Begin, Control, Drain, Load, Spawn, pack
 from sandbox_worker.wire.frames import encode_frame
 from sandbox_worker.wire.messages import Execute, encode
 
@@ -38,29 +39,41 @@ TIMES = 10
 """Number of rounds. CPython specialises the bytecode of a function from its eighth call on."""
 ENOUGH = 1 << 16
 """Value of every bound: more than the warm-up uses."""
-PRINTED = OutputBounds(max_output_bytes=ENOUGH)
 BLOCK = "x = len(context)\nprint(x)\nFINAL(str(x))"
-SAID_BY_INIT: tuple[Control, ...] = (Loaded(layers=["seccomp"]), Started(layers=["seccomp"]))
-SAID_TO_INIT: tuple[Control, ...] = (Start(), Begin(cpu_s=1.0), Stop())
+SPAWN = Spawn(
+    allow_exec=False,
+    scratch="/",
+    bounds=ReplBounds(
+        max_output_bytes=ENOUGH,
+        memory_bytes=1 << 40,
+        max_processes=ENOUGH,
+        max_open_files=ENOUGH,
+        scratch_bytes=ENOUGH,
+        max_scratch_files=ENOUGH,
+        cpu_s=None,
+        max_frame_bytes=ENOUGH,
+    ),
+)
+SAID_TO_INIT: tuple[Control, ...] = (Load(None), Begin(cpu_s=1.0), Drain())
 
 
-def rehearse(landlock_abi: int) -> None:
+def rehearse(shared: ZygoteLayers) -> None:
     """Run the code of init and REPL `TIMES` times, and restore the state of the process.
 
     SIGINT keeps the REPL's handler. Further effects are caches inside of CPython alone.
 
     Args:
-        landlock_abi: Version of Landlock's interface in this kernel, or 0.
+        shared: Layers of the workers.
     """
+    sys._clear_type_cache()  # of names that only imports have looked up: a worker would count references to them
     proc = Proc()
     with _everything_put_back():
         for _ in range(TIMES):
             _load_context()
             with mmap.mmap(-1, mmap.PAGESIZE) as bell:
-                _be_init(proc, bell)
-                _be_repl(bell)
-            if landlock_abi:
-                os.close(landlock.make_ruleset([Grant("/", landlock.READ)], landlock_abi))
+                _live(shared, proc, bell)
+            if shared.landlock_abi:
+                os.close(landlock.make_ruleset([Grant("/", landlock.READ)], shared.landlock_abi))
     proc.close()
     gc.collect()  # a Repl is part of reference cycles, and holds descriptors until it is collected
 
@@ -75,32 +88,34 @@ def _load_context() -> None:
         load(memfd.fileno(), ContextForm("text", 0, ascii=True), mapping_works=True)
 
 
-def _be_init(proc: Proc, bell: mmap.mmap) -> None:
+def _live(shared: ZygoteLayers, proc: Proc, bell: mmap.mmap) -> None:
+    """Be init, and be the REPL that it would fork."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ended = syscalls.ended_children()
+    confinement = Confinement(shared, worker_bounds(SPAWN), None, proc, has_group=False)
+    preloaded, hands = Preloaded(contexts={"context": ""}), Hands()
     with ours, theirs:
+        init = Init(theirs, bell, ended, SPAWN, confinement, ["seccomp"], True, preloaded, hands)
+        for message in SAID_TO_INIT:
+            ours.send(pack(message))
+            init.take_turn()
         poll = select.poll()
         control = InitSocket(theirs, poll)
-        output = ReplOutput(poll, PRINTED, control.say, bell)
-        watch = Watch(proc, ENOUGH, ENOUGH, lambda: proc.others()[:1])  # the host may have thousands
-        for message in SAID_BY_INIT:
-            control.say(message)
-        for message in SAID_TO_INIT:
-            socket.send_fds(ours, [pack(message)], [ours.fileno()])
-            packet, fds = control.hear()
-            unpack_to_init(packet)
-            os.close(fds[0])
+        output = ReplOutput(poll, SPAWN.bounds, control.say, bell)
         for fd in output.open():
             os.close(fd)
-        watch.repl_started(proc.own_pid, 0)
-        output.begin_block()
         output.regulate(control.is_clear)
-        watch.block_started()
-        watch.look()
         output.drain()
         output.close()
+        watch = Watch(proc, ENOUGH, ENOUGH, lambda: proc.others()[:1])  # the host may have thousands
+        watch.repl_started(proc.own_pid, 0)
+        watch.block_started()
+        watch.look()
+        _be_repl(ReplProcess(confinement, control, output, bell, SPAWN.bounds, preloaded, True, hands))
+    os.close(ended)
 
 
-def _be_repl(bell: mmap.mmap) -> None:
+def _be_repl(process: ReplProcess) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         syscalls.unblock_child_signals()
@@ -108,9 +123,7 @@ def _be_repl(bell: mmap.mmap) -> None:
         rlimits.set_hard(resource.RLIMIT_CORE, 1)
         interrupts = Interrupts()
         interrupts.install()
-        reserve = Reserve()
-        channel = Channel(theirs, ENOUGH, interrupts, reserve)
-        repl = Repl({"context": ""}, channel, interrupts, reserve, PRINTED, bell)
+        repl = process.repl_on(theirs, interrupts)
         repl.say_ready()
         ours.sendall(encode_frame(encode(Execute(block=1, code=BLOCK, tells_variables=True)), ENOUGH))
         repl.run_next()
