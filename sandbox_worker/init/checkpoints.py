@@ -6,13 +6,14 @@ worker with a PID namespace and a /proc of its own has any: there init finds all
 
 import contextlib
 import os
-import select
 import signal
 import socket
 from collections.abc import Collection
+from functools import partial
 
+from sandbox_worker.init.families import LivingRepl
 from sandbox_worker.init.procfs import Proc, Status
-from sandbox_worker.init.sockets import Hands
+from sandbox_worker.init.sockets import Events
 from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.control import Checkpointed
 from sandbox_worker.wire.descriptors import A_CHECKPOINT, A_CONNECTION, CHECKPOINT_MADE, GO_ON
@@ -40,15 +41,15 @@ class FrozenCopies:
 
     Args:
         proc: The /proc in which the processes are seen.
-        hands: Socket to the REPL; None if this worker makes no checkpoints.
-        poll: Gets the descriptors to wait for. Call `hear` for each readable one.
+        repl: The REPL.
+        events: What init waits for.
         bounds: Limits of the REPL's processes together.
     """
 
-    def __init__(self, proc: Proc, hands: Hands | None, poll: "select.poll", bounds: ReplBounds) -> None:
+    def __init__(self, proc: Proc, repl: LivingRepl, events: Events, bounds: ReplBounds) -> None:
         self._proc = proc
-        self._hands = hands if proc.is_own else None
-        self._poll = poll
+        self._repl = repl
+        self._events = events
         self._memory_bytes, self._kept = bounds.memory_bytes, bounds.keep_checkpoints
         self._made: list[_Checkpoint] = []  # the oldest one first
         self._making: _Checkpoint | None = None
@@ -69,15 +70,17 @@ class FrozenCopies:
         """Number of processes that count for no limit of the REPL's: the checkpoints, and those of a fork."""
         return len(self._made) + 2 * (self._making is not None)
 
-    def prepare(self, number: int, repl_pid: int | None, inherited_bytes: int) -> str | None:
+    def prepare(self, number: int, inherited_bytes: int) -> str | None:
         """Hand the REPL the socket of a checkpoint. Return why it can make none now, as one clause; else None.
 
         Args:
             inherited_bytes: Memory that the REPL shares with init.
         """
-        if self._hands is None:
+        self.hear()
+        hands, pid = self._repl.hands, self._repl.pid
+        if hands is None or not self._proc.is_own:
             return "its sandbox cannot freeze processes"
-        status = (self._proc.status(repl_pid) if repl_pid else None) or Status()
+        status = (self._proc.status(pid) if pid else None) or Status()
         if status.threads != 1:
             return "threads that an earlier block has left were running"
         memory_bytes = max(0, status.memory_bytes - inherited_bytes)
@@ -90,40 +93,36 @@ class FrozenCopies:
         self._forget(self._making)
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._making = _Checkpoint(number, own, memory_bytes)
-        self._poll.register(own.fileno(), select.POLLIN)
-        if not self._hands.hand(theirs.detach(), A_CHECKPOINT):
+        self._events.listen(own.fileno(), partial(self._hear, self._making))
+        if not hands.hand(theirs.detach(), A_CHECKPOINT):
             self._forget(self._making)
             return "its socket is full"
         return None
 
-    def hear(self, fd: int, repl_pid: int | None) -> Checkpointed | None:
-        """Take what a checkpoint says on `fd`, or its end. Return the report of a new one."""
-        found = next((each for each in (*self._made, self._making) if each and each.speaking.fileno() == fd), None)
-        if found is None:
-            return None
+    def hear(self) -> None:
+        """Take what a checkpoint that is being made has said."""
+        if self._making is not None:
+            self._hear(self._making)
+
+    def _hear(self, made: _Checkpoint, *_: int) -> None:
+        """Take what a checkpoint says, or its end. Report a new one."""
         try:
-            said = found.speaking.recv(CHECKPOINT_MADE.size, socket.MSG_DONTWAIT)
+            said = made.speaking.recv(CHECKPOINT_MADE.size, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return None
+            return
         except OSError:
             said = b""
-        if found is not self._making or len(said) != CHECKPOINT_MADE.size:
-            self._forget(found)
-            return None
-        pid, took_s = CHECKPOINT_MADE.unpack(said)
-        if pid in (1, repl_pid) or pid not in self._proc.others():  # a lie of the REPL's: then it has no checkpoint
-            self._forget(found)
-            return None
-        found.pid, self._making = pid, None
-        self._made.append(found)
+        pid, took_s = CHECKPOINT_MADE.unpack(said) if len(said) == CHECKPOINT_MADE.size else (0, 0.0)
+        # Any other pid is a lie of the REPL's: then it has no checkpoint.
+        if made is not self._making or pid in (1, self._repl.pid) or pid not in self._proc.others():
+            self._forget(made)
+            return
+        made.pid, self._making = pid, None
+        self._made.append(made)
         if len(self._made) > self._kept:
             self._forget(self._made[0])
-        cost_s = max(0.0, min(took_s, 1.0)) + found.memory_bytes / COPIED_BYTES_IN_1_S
-        return Checkpointed(found.number, cost_s)
-
-    def hear_all(self, repl_pid: int | None) -> Checkpointed | None:
-        """Take what a checkpoint that is being made has said."""
-        return None if self._making is None else self.hear(self._making.speaking.fileno(), repl_pid)
+        cost_s = max(0.0, min(took_s, 1.0)) + made.memory_bytes / COPIED_BYTES_IN_1_S
+        self._repl.control.say(Checkpointed(made.number, cost_s))
 
     def give_up(self) -> None:
         """End all checkpoints, and the one that is being made: the REPL is about to be forked. Return once they have
@@ -166,15 +165,15 @@ class FrozenCopies:
             Its pid; None if there is none of that number.
         """
         made = next((each for each in self._made if each.number == number), None)
-        if made is None or self._hands is None:
+        if made is None or self._repl.hands is None:
             os.close(connection_fd)
             return None
         for later in self._made[self._made.index(made) + 1 :]:
             self._forget(later)
-        self._hands.empty()
+        self._repl.hands.empty()
         pid = made.pid
         try:
-            if not self._hands.hand(connection_fd, A_CONNECTION):
+            if not self._repl.hands.hand(connection_fd, A_CONNECTION):
                 return None
             os.kill(pid, signal.SIGCONT)
             made.speaking.send(GO_ON, socket.MSG_DONTWAIT)
@@ -194,9 +193,7 @@ class FrozenCopies:
     def _forget(self, checkpoint: _Checkpoint | None) -> None:
         if checkpoint is None:
             return
-        with contextlib.suppress(KeyError):
-            self._poll.unregister(checkpoint.speaking.fileno())
-        checkpoint.speaking.close()
+        self._events.close(checkpoint.speaking)
         if checkpoint.pid:
             if (self._proc.status(checkpoint.pid) or Status()).parent == 1:  # else the REPL has lied about its pid
                 self._ending.add(checkpoint.pid)

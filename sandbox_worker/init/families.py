@@ -1,8 +1,8 @@
-"""Init's handles on a family: a REPL and its forks, all in one worker. `init/hub.py` has the theory of operation.
+"""Init's handles on the REPLs of a worker: one, or after a fork a family of several.
 
-Each REPL of a family has a control socket, pipes, a bell and a keeper of its own. Scratch folder, memory, processes,
-programs and their limits are the worker's, and so the family's. Only a worker with a PID namespace and a /proc of its
-own has a family: there init finds the parent of each process.
+`init/hub.py` has the theory of operation. Each REPL of a family has a control socket, pipes, a bell and a keeper of its
+own. Scratch folder, memory, processes, programs and their limits are the worker's, and so the family's. Only a worker
+with a PID namespace and a /proc of its own has a family: there init finds the parent of each process.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import mmap
 import os
 import resource
 import select
+import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -21,34 +22,20 @@ from sandbox_worker.init.child import Confinement
 from sandbox_worker.init.hub import MOST_FORK_FDS
 from sandbox_worker.init.output_pipes import ReplOutput
 from sandbox_worker.init.procfs import Seen, Status, Times
-from sandbox_worker.init.repl_process import LivingRepl
-from sandbox_worker.init.sockets import Hands, InitSocket, send
-from sandbox_worker.init.usage_watch import WORTH_SAYING_S, Watch
+from sandbox_worker.init.sockets import Events, Hands, InitSocket, send
+from sandbox_worker.init.usage_watch import Watch
 from sandbox_worker.isolation.landlock import SCOPES_SIGNALS
-from sandbox_worker.wire.bounds import ReplBounds
-from sandbox_worker.wire.control import (
-    Begin,
-    Burned,
-    Checkpoint,
-    Control,
-    Died,
-    Drain,
-    Drained,
-    EndHub,
-    Failed,
-    ForkRepl,
-    Hand,
-    Handed,
-    Interrupt,
-    Interrupted,
-    LastSeen,
-    Prepared,
-    Started,
-    Stop,
-    Stopped,
-    ToInit,
+from sandbox_worker.wire.control import Died, Failed, Started
+from sandbox_worker.wire.descriptors import (
+    A_FORK,
+    A_HUB,
+    BELL,
+    FORKED,
+    GOES_ON,
+    INTERRUPTED_AT,
+    KILL,
+    REPL_ENDED,
 )
-from sandbox_worker.wire.descriptors import A_FORK, A_HUB, FORKED, GOES_ON, KILL, REPL_ENDED
 
 KILLED_S = 5.0
 """Seconds until a keeper has killed its REPL and all that this has started. Beyond them, the whole family is killed."""
@@ -81,143 +68,103 @@ class _Hub:
         self.moment = moment
         self.shared_bytes = shared_bytes
         self.pid = 0
-        self.waiting: dict[socket.socket, Relative] = {}
-        self.made: list[Relative] = []
+        self.waiting: dict[socket.socket, LivingRepl] = {}
+        self.made: list[LivingRepl] = []
 
 
-class Relative:
-    """One REPL of a family, and what init has for it alone.
+class LivingRepl:
+    """One REPL of a worker, and what init has for it alone.
 
     Args:
         control: Its control socket. The first one's is the worker's.
         output: Init's ends of its pipes.
-        repl: Its process.
-        hands: Socket on which it is handed descriptors.
+        bell: Memory shared with it.
+        hands: Socket on which it is handed descriptors; None if it gets none.
+
+    Attributes:
+        pid: Its pid; None if it does not live.
+        keeper: Its keeper, once it was forked or is a fork.
+        hub: The hub that it has become, from which its forks are made.
+        block_cpu_s: CPU seconds that its block may use.
+        said_cpu_s: CPU seconds of its block that the orchestrator was told of.
     """
 
-    def __init__(self, control: InitSocket, output: ReplOutput, repl: LivingRepl, hands: Hands) -> None:
+    pid: int | None = None
+    keeper: _Keeper | None = None
+    hub: _Hub | None = None
+    block_cpu_s = math.inf
+    said_cpu_s = 0.0
+
+    def __init__(self, control: InitSocket, output: ReplOutput, bell: mmap.mmap, hands: Hands | None) -> None:
         self.control = control
         self.output = output
-        self.repl = repl
+        self.bell = bell
         self.hands = hands
-        self.keeper: _Keeper | None = None
-        self.hub: _Hub | None = None
-        self.block_cpu_s = math.inf
-        self.said_cpu_s = 0.0
+
+    @property
+    def frozen(self) -> int:
+        """Number of its hubs and keepers, which run none of model code."""
+        return (self.keeper is not None) + (self.hub is not None and self.hub.pid > 0)
+
+    def interrupt(self, block: int) -> None:
+        """Send SIGINT for the block of that number."""
+        BELL.pack_into(self.bell, INTERRUPTED_AT, block)
+        self.signal(signal.SIGINT)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the REPL if it lives."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def has_ended(self, status: int) -> None:
+        """Report its end, with its wait status."""
+        self.pid = None
+        code = os.waitstatus_to_exitcode(status)
+        self.control.say(Died(signal=-code) if code < 0 else Died(exit_code=code))
 
 
 class Family:
-    """The REPLs of one worker, once the first of them is forked.
+    """Makes and ends the REPLs of a worker, once the first of them is forked.
 
     Args:
         confinement: As of the worker's children.
-        poll: Gets the descriptors to wait for. Call `hear` for each readable one.
+        events: What init waits for.
         watch: Samples all processes.
-        first: The worker's own REPL.
-        obey: Called when the control socket of a fork is readable.
-        explain: Returns the state of a REPL before its end.
+        members: All REPLs that have not been closed, the worker's own first. Forks come and go here.
+        obey: Called when the control socket of a fork has a packet, or its end.
 
     Attributes:
-        members: All REPLs that have not been closed.
         is_broken: Whether a REPL could not be ended alone. The caller then kills all processes of the worker.
     """
 
     def __init__(
         self,
         confinement: Confinement,
-        poll: "select.poll",
+        events: Events,
         watch: Watch,
-        first: Relative,
-        obey: Callable[[Relative], None],
-        explain: Callable[[Relative], LastSeen],
+        members: list[LivingRepl],
+        obey: Callable[[LivingRepl], None],
     ) -> None:
-        self.members = [first]
         self.is_broken = False
-        self._bounds: ReplBounds = confinement.bounds.repl
+        self._members = members
+        self._bounds = confinement.bounds.repl
         self._proc = confinement.proc
         self._abi = confinement.landlock_abi
         self._ruleset = confinement.ruleset
-        self._poll = poll
+        self._events = events
         self._watch = watch
         self._obey = obey
-        self._explain = explain
-        self._hearers: dict[int, Callable[[], None]] = {}
         self._moments = 0
         watch.cpu_times.owners = self._owners
 
-    @property
-    def lives(self) -> bool:
-        """Whether any REPL lives."""
-        return any(each.repl.pid is not None for each in self.members)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the first REPL is alone, and is not kept apart from any fork."""
-        first, *forks = self.members
-        return not forks and first.keeper is None and first.hub is None
-
-    @property
-    def frozen(self) -> int:
-        """Number of hubs and keepers, which run none of model code."""
-        return len(self.keepers()) + sum(each.hub is not None and each.hub.pid > 0 for each in self.members)
-
     def keepers(self) -> list[int]:
         """Return the pids of all keepers."""
-        return [each.keeper.pid for each in self.members if each.keeper is not None]
-
-    def hear(self, fd: int, events: int) -> bool:
-        """Take what has come on `fd`. Return False if it is no descriptor of the family's."""
-        hearer = self._hearers.get(fd)
-        if hearer is None:
-            return any(each.output.forward(fd) for each in self.members[1:])
-        if events & select.POLLOUT:
-            next(each for each in self.members if each.control.fileno() == fd).control.flush()
-        if events & ~select.POLLOUT:
-            hearer()
-        return True
-
-    def regulate(self) -> list[float]:
-        """Choose the pipes of forks to wait for, see `ReplOutput.regulate`. Return when further calls are due."""
-        paused_s = [each.output.regulate(each.control.is_clear) for each in self.members[1:]]
-        return [each for each in paused_s if each is not None]
-
-    def carry_out(self, of: Relative, request: ToInit, fds: list[int]) -> None:
-        """Carry out a request about one REPL."""
-        if isinstance(request, EndHub):
-            self._end_hub(of)
-        elif isinstance(request, Begin):
-            of.said_cpu_s, of.block_cpu_s = 0.0, request.cpu_s
-            if not request.is_late:
-                of.output.begin_block()
-            self._watch.block_started(0 if of.keeper is None else of.keeper.pid)
-        else:
-            of.control.say(self._answer(of, request, fds))
-
-    def _answer(self, of: Relative, request: ToInit, fds: list[int]) -> Control:
-        match request:
-            case Interrupt(block=block):
-                of.repl.interrupt(block)
-                return Interrupted()
-            case Drain():
-                of.output.drain()
-                return Drained()
-            case Stop(explain=explain):
-                post_mortem = self._explain(of) if explain and of.repl.pid is not None else None
-                self.end(of)
-                return Stopped(post_mortem=post_mortem)
-            case ForkRepl(needs_hub=needs_hub):
-                return Prepared(self.fork(of, needs_hub, fds))
-            case Checkpoint():
-                return Prepared("it was forked, or is a fork")
-            case Hand():
-                return Handed(taken=of.hands.hand(fds[0]))
-        for fd in fds:
-            os.close(fd)
-        return Handed(taken=False)
+        return [each.keeper.pid for each in self._members if each.keeper is not None]
 
     # -- forks -------------------------------------------------------------------------------------------------------
 
-    def fork(self, of: Relative, needs_hub: bool, fds: Sequence[int], checkpoints: Collection[int] = ()) -> str | None:
+    def fork(self, of: LivingRepl, needs_hub: bool, fds: Sequence[int], checkpoints: Collection[int]) -> str | None:
         """Have a REPL forked as soon as it is a hub. Return why it cannot be now, as one clause; else None.
 
         Args:
@@ -227,78 +174,78 @@ class Family:
         control_fd, connection_fd, bell_fd = fds
         problem = self._problem(of, needs_hub, checkpoints)
         if problem is None and needs_hub:
-            self._end_hub(of)
+            self.end_hub(of)
             problem = self._make_hub(of)
         if problem is not None:
             for fd in fds:
                 os.close(fd)
             return problem
-        control = InitSocket(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, control_fd), self._poll)
-        bell = mmap.mmap(bell_fd, mmap.PAGESIZE)
-        output, hands = ReplOutput(self._poll, self._bounds, control.say, bell), Hands()
-        relative = Relative(control, output, LivingRepl(bell), hands)
-        self.members.append(relative)
-        self._hearers[control_fd] = lambda: self._obey(relative)
-        given = [connection_fd, *output.open(), hands.give_away(), bell_fd]
-        self._ask(of, A_FORK, relative, given)
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, control_fd)
+        control = InitSocket(connected, self._events, lambda: self._obey(fork))
+        bell, hands = mmap.mmap(bell_fd, mmap.PAGESIZE), Hands()
+        fork = LivingRepl(control, ReplOutput(self._events, self._bounds, control.say, bell), bell, hands)
+        self._members.append(fork)
+        given = [connection_fd, *fork.output.open(), hands.give_away(), bell_fd]
+        self._ask(of, A_FORK, fork, given)
         if needs_hub:  # the last to be asked for, and awaited by the hub: the two are made at the same time
             self._ask(of, GOES_ON, of, [])
         for fd in given:
             os.close(fd)
         return None
 
-    def _problem(self, of: Relative, needs_hub: bool, checkpoints: Collection[int]) -> str | None:
+    def _problem(self, of: LivingRepl, needs_hub: bool, checkpoints: Collection[int]) -> str | None:
         if self._abi < SCOPES_SIGNALS:
             return "this kernel cannot keep forks apart, and Linux 6.12 or newer can"
-        if of.repl.pid is None:
+        if of.pid is None:
             return "its process has ended"
-        if MOST_FORK_FDS * (len(self.members) + 1) + SPARE_FDS > resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
-            return f"{len(self.members):,} REPLs have taken its sandbox's descriptors (`ulimit -n`)"
+        if MOST_FORK_FDS * (len(self._members) + 1) + SPARE_FDS > resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
+            return f"{len(self._members):,} REPLs have taken its sandbox's descriptors (`ulimit -n`)"
         if not needs_hub:
             return None if of.hub is not None else "its frozen copy has ended"
-        if (self._proc.status(of.repl.pid) or Status()).threads != 1:
+        if (self._proc.status(of.pid) or Status()).threads != 1:
             return "threads that an earlier block has left were running"
         if self._has_left_processes(of, checkpoints):
             return "processes that an earlier block has left were running"
         return None
 
-    def _has_left_processes(self, of: Relative, checkpoints: Collection[int]) -> bool:
+    def _has_left_processes(self, of: LivingRepl, checkpoints: Collection[int]) -> bool:
         """Whether any process that the REPL has started is there, or an orphan of one."""
-        assert of.repl.pid is not None
-        session, known = self._proc.session(of.repl.pid), {*self._known(), *checkpoints}
+        assert of.pid is not None
+        session, known = self._proc.session(of.pid), {*self._known(), *checkpoints}
         for pid in self._proc.others():
             status = self._proc.status(pid) if pid not in known and self._proc.session(pid) == session else None
-            if status is not None and status.parent in (of.repl.pid, 1 if of.keeper is None else of.keeper.pid):
+            if status is not None and status.parent in (of.pid, 1 if of.keeper is None else of.keeper.pid):
                 return True
         return False
 
     def _known(self) -> set[int]:
-        hubs = [each.hub.pid for each in self.members if each.hub is not None]
-        return {1, *hubs, *self.keepers(), *(each.repl.pid or 0 for each in self.members)}
+        hubs = [each.hub.pid for each in self._members if each.hub is not None]
+        return {1, *hubs, *self.keepers(), *(each.pid or 0 for each in self._members)}
 
-    def _make_hub(self, of: Relative) -> str | None:
+    def _make_hub(self, of: LivingRepl) -> str | None:
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        assert of.hands is not None
         if not of.hands.hand(theirs.detach(), A_HUB):
             own.close()
             return "its socket is full"
-        status = self._proc.status(of.repl.pid or 0) or Status()
+        status = self._proc.status(of.pid or 0) or Status()
         self._moments += 1
         of.hub = _Hub(own, self._moments, status.memory_bytes - status.table_bytes)
-        self._listen(own, lambda: self._end_hub(of))  # it never says anything
+        self._events.listen(own.fileno(), lambda *_: self.end_hub(of))  # it never says anything
         return None
 
-    def _ask(self, of: Relative, packet: bytes, fork: Relative, given: list[int]) -> None:
+    def _ask(self, of: LivingRepl, packet: bytes, fork: LivingRepl, given: list[int]) -> None:
         """Ask the hub of a REPL for a fork. It hears of it when it has become one."""
         assert of.hub is not None
         assert self._ruleset is not None
         hub = of.hub
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         hub.waiting[own] = fork
-        self._listen(own, lambda: self._hear_new(of, hub, own))
+        self._events.listen(own.fileno(), lambda *_: self._hear_new(of, hub, own))
         with theirs, contextlib.suppress(OSError):  # it has ended, as the keeper's socket says, too
             send(hub.speaking, packet, (theirs.fileno(), self._ruleset, *given))
 
-    def _hear_new(self, of: Relative, hub: _Hub, speaking: socket.socket) -> None:
+    def _hear_new(self, of: LivingRepl, hub: _Hub, speaking: socket.socket) -> None:
         """Take what a new keeper says of itself and of its REPL."""
         try:
             said = speaking.recv(FORKED.size, socket.MSG_DONTWAIT)
@@ -306,27 +253,27 @@ class Family:
             return
         error, keeper_pid, repl_pid = FORKED.unpack(said) if len(said) == FORKED.size else (errno.ECHILD, 0, 0)
         fork = hub.waiting.pop(speaking)
-        self._unlisten(speaking)
-        if fork not in self.members:  # its owner has given it up meanwhile
+        self._events.forget(speaking.fileno())
+        if fork not in self._members:  # its owner has given it up meanwhile
             self.is_broken |= not error and not self._was_killed(_Keeper(keeper_pid, speaking))
             speaking.close()
             return
         if error:
             speaking.close()
             if fork is of:  # it goes on as the process that it was, and nothing keeps it apart from forks
-                self._end_hub(of, error)
+                self.end_hub(of, error)
             else:
                 self._refuse(fork, error)
             return
         is_lie = keeper_pid == repl_pid or not {keeper_pid, repl_pid} <= {*self._proc.others()} - self._known()
         self.is_broken |= is_lie
         if fork is of:
-            hub.pid = of.repl.pid or 0
+            hub.pid = of.pid or 0
             self._end_keeper(of)
         else:
             hub.made.append(fork)
-        fork.repl.pid, fork.keeper = repl_pid, _Keeper(keeper_pid, speaking)
-        self._listen(speaking, lambda: self._hear_keeper(fork))
+        fork.pid, fork.keeper = repl_pid, _Keeper(keeper_pid, speaking)
+        self._events.listen(speaking.fileno(), lambda *_: self._hear_keeper(fork))
         for pid in (keeper_pid, repl_pid, hub.pid):
             self._watch.memory.share(pid, hub.moment, hub.shared_bytes)
         self._watch.cpu_times.program_started(keeper_pid)
@@ -335,7 +282,7 @@ class Family:
                 each.control.say(Started(layers=[]))
             hub.made.clear()
 
-    def _hear_keeper(self, of: Relative) -> None:
+    def _hear_keeper(self, of: LivingRepl) -> None:
         assert of.keeper is not None
         try:
             said = of.keeper.speaking.recv(REPL_ENDED.size, socket.MSG_DONTWAIT)
@@ -346,32 +293,30 @@ class Family:
         if len(said) != REPL_ENDED.size:  # it was killed from outside
             self.is_broken = True
             return
-        code = os.waitstatus_to_exitcode(*REPL_ENDED.unpack(said))
-        of.repl.pid = None
-        of.control.say(Died(signal=-code) if code < 0 else Died(exit_code=code))
+        of.has_ended(*REPL_ENDED.unpack(said))
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
-    def end(self, of: Relative) -> None:
+    def end(self, of: LivingRepl) -> None:
         """Kill a REPL and all that it started, and forward its last output. Return when all has ended."""
-        if of.keeper is None and of.repl.pid is not None:
+        if of.keeper is None and of.pid is not None:
             self.is_broken = True
         if of.keeper is not None:
             self.is_broken |= not self._was_killed(of.keeper)
-        self.has_ended(of)
+        self.was_ended(of)
 
-    def has_ended(self, of: Relative) -> None:
+    def was_ended(self, of: LivingRepl) -> None:
         """Record that all processes of a REPL have ended, and forward its last output."""
-        self._end_hub(of)
+        self.end_hub(of)
         self._end_keeper(of)
-        of.repl.pid = None
+        of.pid = None
         of.block_cpu_s = math.inf
         of.output.drain()
         of.output.close()
 
-    def leave(self, of: Relative) -> None:
+    def leave(self, of: LivingRepl) -> None:
         """Forget a fork, whose control socket has ended, and end its processes."""
-        if of in self.members:
+        if of in self._members:
             self.end(of)
             self._drop(of)
 
@@ -389,68 +334,42 @@ class Family:
             return False
         return False
 
-    def _end_keeper(self, of: Relative) -> None:
+    def _end_keeper(self, of: LivingRepl) -> None:
         """Have a keeper end, and nothing below it."""
         keeper, of.keeper = of.keeper, None
         if keeper is not None:
-            self._unlisten(keeper.speaking)
-            keeper.speaking.close()
+            self._events.close(keeper.speaking)
 
-    def _end_hub(self, of: Relative, error: int = 0) -> None:
+    def end_hub(self, of: LivingRepl, error: int = 0) -> None:
         """Have a hub end. The forks that are not whole are refused."""
         hub, of.hub = of.hub, None
         if hub is None:
             return
-        self._unlisten(hub.speaking)
-        hub.speaking.close()
+        self._events.close(hub.speaking)
         for speaking in hub.waiting:
-            self._unlisten(speaking)
-            speaking.close()
+            self._events.close(speaking)
         for fork in hub.made:
             self.end(fork)
-        for fork in ({*hub.waiting.values(), *hub.made} - {of}) & {*self.members}:
+        for fork in ({*hub.waiting.values(), *hub.made} - {of}) & {*self._members}:
             self._refuse(fork, error)
 
-    def _refuse(self, fork: Relative, error: int) -> None:
+    def _refuse(self, fork: LivingRepl, error: int) -> None:
         fork.control.say(Failed(step="fork", reason=os.strerror(error) if error else "its processes ended", code=error))
         self._drop(fork)
 
-    def _drop(self, fork: Relative) -> None:
-        self.members.remove(fork)
-        for hub in [each.hub for each in self.members if each.hub is not None and fork in each.hub.made]:
+    def _drop(self, fork: LivingRepl) -> None:
+        self._members.remove(fork)
+        for hub in [each.hub for each in self._members if each.hub is not None and fork in each.hub.made]:
             hub.made.remove(fork)
         fork.output.close()
-        fork.hands.close()
-        fork.repl.bell.close()
-        fd = fork.control.fileno()
-        del self._hearers[fd]
-        self._poll.unregister(fd)
+        if fork.hands is not None:
+            fork.hands.close()
+        fork.bell.close()
         fork.control.close()
-
-    def _listen(self, speaking: socket.socket, hearer: Callable[[], None]) -> None:
-        self._poll.register(speaking.fileno(), select.POLLIN)
-        self._hearers[speaking.fileno()] = hearer
-
-    def _unlisten(self, speaking: socket.socket) -> None:
-        self._poll.unregister(speaking.fileno())
-        del self._hearers[speaking.fileno()]
 
     # -- their resources ---------------------------------------------------------------------------------------------
 
-    def over_cpu_time(self) -> tuple[Relative, float] | None:
-        """Report the CPU time of each block. Return a REPL whose block has used more than it may, and how much."""
-        for each in self.members:
-            if each.keeper is None:
-                continue
-            used_s = self._watch.cpu_times.of_program(each.keeper.pid)
-            if used_s - each.said_cpu_s >= WORTH_SAYING_S:
-                each.control.say(Burned(cpu_s=used_s - each.said_cpu_s))
-                each.said_cpu_s = used_s
-            if used_s > each.block_cpu_s:
-                return each, used_s
-        return None
-
-    def to_end_first(self) -> Relative | None:
+    def to_end_first(self) -> LivingRepl | None:
         """Return the REPL to end if all have too much memory: the one that, with all that it started, has grown most
         since the sample before, in megabytes; else the one that has most beyond what it shares with others."""
         seen, before = self._watch.seen, {each.pid: each for each in self._watch.seen_before}
@@ -463,7 +382,7 @@ class Family:
                 size[0] += max(grown_bytes, (each.times.faults - had.times.faults) * mmap.PAGESIZE)
                 size[1] += self._watch.memory.beyond_shared_bytes(each)
         most = max(sizes, key=lambda keeper: (sizes[keeper][0] >> 20, sizes[keeper][1]), default=0)
-        return next((each for each in self.members if each.keeper is not None and each.keeper.pid == most), None)
+        return next((each for each in self._members if each.keeper is not None and each.keeper.pid == most), None)
 
     def _owners(self, seen: Sequence[Seen]) -> dict[int, int]:
         """Return pid → pid of the keeper, for all processes below one."""

@@ -9,20 +9,20 @@ import gc
 import math
 import mmap
 import os
-import select
 import signal
 import socket
+from functools import cached_property
 from typing import NoReturn
 
 from sandbox_worker.init import files
 from sandbox_worker.init.checkpoints import FrozenCopies
 from sandbox_worker.init.child import Confinement
-from sandbox_worker.init.families import Family, Relative
+from sandbox_worker.init.families import Family, LivingRepl
 from sandbox_worker.init.output_pipes import EXPLAIN_S, ReplOutput
 from sandbox_worker.init.procfs import Proc, Status
 from sandbox_worker.init.programs import Programs
 from sandbox_worker.init.repl_process import STACK_SIGNAL, ReplProcess, fail
-from sandbox_worker.init.sockets import Hands, InitSocket
+from sandbox_worker.init.sockets import Events, Hands, InitSocket
 from sandbox_worker.init.usage_watch import GROUP, WATCH, WORTH_SAYING_S, Watch, WorkerUsage
 from sandbox_worker.isolation import mounts, syscalls
 from sandbox_worker.isolation.layer import LayerFailed, WorkerBounds, ZygoteLayers
@@ -42,16 +42,19 @@ from sandbox_worker.wire.control import (
     EndHub,
     EndProgram,
     Exceeded,
-    FileRequest,
     ForkRepl,
     Hand,
     Handed,
     Interrupt,
     Interrupted,
     LastSeen,
+    ListFolder,
     Load,
     Loaded,
+    OpenToRead,
+    OpenToWrite,
     Prepared,
+    RemoveFile,
     Resume,
     RunProgram,
     Spawn,
@@ -68,10 +71,6 @@ from sandbox_worker.wire.names import CONTEXT
 EXPLAIN_QUICKLY_S = 0.02
 """Seconds to wait for the stack of a REPL that is past a limit. The REPL still runs, so the wait is shorter than
 `EXPLAIN_S`."""
-
-
-OF_ONE_REPL = Start | Resume | Checkpoint | ForkRepl | EndHub | Hand | Begin | Interrupt | Drain | Stop
-"""Requests about one REPL, of which a family has several."""
 
 
 def handle_no_signals() -> None:
@@ -144,9 +143,7 @@ class Init:
         preloaded: Preloaded,
         hands: Hands | None,
     ) -> None:
-        self._hands = hands
         self._confinement = confinement
-        self._family: Family | None = None
         self._children = children
         self._spawn = spawn
         self._scratch = _scratch(confinement, spawn)
@@ -157,18 +154,24 @@ class Init:
         self._layers = layers
         self._has_started = False
         self._is_watched = False
-        self._said_cpu_s = 0.0
-        self._block_cpu_s = math.inf
-        self._poll = select.poll()
-        self._control = InitSocket(control, self._poll)
-        self._poll.register(children, select.POLLIN)
-        self._output = ReplOutput(self._poll, spawn.bounds, self._control.say, bell)
-        can_freeze = confinement.level.has_pid_namespace
-        self._checkpoints = FrozenCopies(confinement.proc, hands if can_freeze else None, self._poll, spawn.bounds)
-        self._programs = Programs(confinement, self._watch.pids, self._control.say, self._poll)
-        self._repl = ReplProcess(
-            confinement, self._control, self._output, bell, spawn.bounds, preloaded, mapping_works, hands
-        )
+        self._events = events = Events()
+        self._control = InitSocket(control, events, lambda: self._obey(self._repl))
+        events.listen(children, lambda *_: self._reap())
+        output = ReplOutput(events, spawn.bounds, self._control.say, bell)
+        self._repl = ReplProcess(confinement, self._control, output, bell, hands, preloaded, mapping_works)
+        self._repls: list[LivingRepl] = [self._repl]  # and its forks
+        self._checkpoints = FrozenCopies(confinement.proc, self._repl, events, spawn.bounds)
+        self._programs = Programs(confinement, self._watch.pids, self._control.say, events, self._sweep)
+
+    @cached_property
+    def _family(self) -> Family:
+        """Made once a fork is wanted: most workers never have one."""
+        return Family(self._confinement, self._events, self._watch, self._repls, self._obey)
+
+    @property
+    def _is_family(self) -> bool:
+        """Whether there are forks, or the REPL is still kept apart from such that have ended."""
+        return len(self._repls) > 1 or self._repl.frozen > 0 or self._repl.hub is not None
 
     def serve(self) -> NoReturn:
         """Carry out the orchestrator's requests, forward output and watch the REPL.
@@ -180,150 +183,95 @@ class Init:
 
     def take_turn(self) -> None:
         """Wait for what comes next, and take it."""
-        paused_s = self._output.regulate(self._control.is_clear)
-        for fd, events in self._poll.poll(self._wait_ms(paused_s)):
-            if fd == self._control.fileno():
-                if events & select.POLLOUT:
-                    self._control.flush()
-                if events & ~select.POLLOUT:
-                    self._obey()
-            elif fd == self._children:
-                self._reap()
-            elif self._programs.hear(fd):
-                self._sweep()
-            elif not self._output.forward(fd):
-                self._hear_of_copies(fd, events)
+        waits_s = [each.output.regulate(each.control.is_clear) for each in self._repls]
+        if self._has_to_watch:
+            waits_s.append(self._watch.wait_s())
+        wait_s = min([each for each in waits_s if each is not None], default=None)
+        self._events.wait(None if wait_s is None else math.ceil(wait_s * 1000))
         if self._has_to_watch and self._watch.wait_s() == 0:
             self._look()
-
-    def _hear_of_copies(self, fd: int, events: int) -> None:
-        """Take what has come from a checkpoint, or of a family."""
-        if self._family is not None and self._family.hear(fd, events):
-            self._look_after(self._family)
-        elif (made := self._checkpoints.hear(fd, self._repl.pid)) is not None:
-            self._control.say(made)
+        if "_family" in vars(self) and self._family.is_broken:
+            self._lose_all()
 
     @property
     def _has_to_watch(self) -> bool:
-        lives = self._repl.pid is not None or (self._family is not None and self._family.lives)
-        return self._is_watched and (lives or bool(self._programs))
+        return self._is_watched and (any(each.pid is not None for each in self._repls) or bool(self._programs))
 
-    def _wait_ms(self, paused_s: float | None) -> int | None:
-        waits = [] if paused_s is None else [paused_s]
-        if self._family is not None:
-            waits += self._family.regulate()
-        if self._has_to_watch:
-            waits.append(self._watch.wait_s())
-        wait_s = min(waits, default=math.inf)
-        return math.ceil(wait_s * 1000) if wait_s < math.inf else None
+    # -- requests ----------------------------------------------------------------------------------------------------
 
-    def _obey(self) -> None:
-        packet, fds = self._control.hear()
-        if not packet:
-            self._repl.kill_all()
-            os._exit(0)
-        request = unpack_to_init(packet)
-        if self._family is not None and isinstance(request, OF_ONE_REPL):
-            self._carry_out(self._family, self._family.members[0], request, fds)
-            return
-        match request:
-            case Load(piece=piece):
-                self._load(piece, fds)
-            case Start(seed=seed):
-                self._start(fds[0], seed)
-            case Begin(cpu_s=cpu_s, is_late=is_late):
-                self._begin(cpu_s, is_late)
-            case Interrupt(block=block):
-                self._repl.interrupt(block)
-                self._control.say(Interrupted())
-            case Stop(explain=explain):
-                self._stop(explain)
-            case RunProgram() | EndProgram() as request:
-                self._run_or_end_program(request, fds)
-            case ForkRepl() | EndHub() as request:
-                self._fork(request, fds)
-            case request:
-                self._control.say(*self._answered(request, fds))
-
-    def _stop(self, explain: bool) -> None:
-        post_mortem = self._explained() if explain else None
-        self._end_repl()
-        self._control.say(Stopped(post_mortem=post_mortem, checkpoints=self._checkpoints.numbers))
-
-    def _fork(self, request: ForkRepl | EndHub, fds: list[int]) -> None:
-        """Begin a family, if the REPL can be forked."""
-        if isinstance(request, EndHub):  # its family has ended since
-            return
-        if self._hands is None or not self._proc.is_own:
-            for fd in fds:
-                os.close(fd)
-            self._control.say(Prepared("its sandbox cannot freeze processes"))
-            return
-        self._begin_to_watch()
-        self._hear_of_checkpoint()
-        self._checkpoints.wait_for_ends()
-        first = Relative(self._control, self._output, self._repl, self._hands)
-        family = Family(self._confinement, self._poll, self._watch, first, self._obey_fork, self._explained)
-        problem = family.fork(first, request.needs_hub, fds, self._checkpoints.pids)
-        if problem is None:
-            self._family = family
-            self._checkpoints.give_up()
-        self._control.say(Prepared(problem))
-
-    def _carry_out(self, family: Family, of: Relative, request: ToInit, fds: list[int]) -> None:
-        if isinstance(request, Begin):
-            self._begin_to_watch()
-        family.carry_out(of, request, fds)
-        self._look_after(family)
-
-    def _obey_fork(self, fork: Relative) -> None:
-        """Obey the request on a fork's control socket. At its end, the fork ends."""
-        assert self._family is not None
+    def _obey(self, of: LivingRepl) -> None:
+        """Obey the next request on the control socket of a REPL. At the end of the socket, end the REPL, and with the
+        worker's own all others."""
         try:
-            packet, fds = fork.control.hear(socket.MSG_DONTWAIT)
+            packet, fds = of.control.hear(socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
-        if packet:
-            self._carry_out(self._family, fork, unpack_to_init(packet), fds)
-        else:
-            self._family.leave(fork)
+        if not packet:
+            if of is self._repl:
+                self._repl.kill_all()
+                os._exit(0)
+            self._family.leave(of)
+            return
+        match unpack_to_init(packet):
+            case Load(piece=piece):
+                self._load(piece, fds)
+            case Start(seed=seed) if not self._is_family:
+                self._start(fds[0], seed)
+            case Begin() as request:
+                self._begin(of, request)
+            case RunProgram() | EndProgram() as request:
+                self._run_or_end_program(request, fds)
+            case EndHub():
+                self._family.end_hub(of)
+            case request:
+                of.control.say(*self._answered(of, request, fds))
 
-    def _look_after(self, family: Family) -> None:
-        """Kill all processes if a REPL could not be ended alone. Forget a family of which no fork was made or is left
-        and whose first REPL is not kept apart."""
-        if family.is_broken:
-            self._end_family(family)
-        if family.is_over:
-            self._family = None
-
-    def _end_family(self, family: Family, limit: WatchedLimit | None = None) -> None:
-        """Kill all processes, since no REPL of the family could be ended alone."""
-        family.is_broken = False
-        living = [each for each in family.members if each.repl.pid is not None]
-        self._kill_all(limit)
-        for each in [*family.members]:
-            family.has_ended(each)
-        if limit is None:
-            for each in living:
-                each.control.say(Died(signal=signal.SIGKILL))
-
-    def _answered(
-        self, request: Drain | Resume | Checkpoint | Hand | FileRequest, fds: list[int]
-    ) -> tuple[Control, *tuple[int, ...]]:
+    def _answered(self, of: LivingRepl, request: ToInit, fds: list[int]) -> tuple[Control, *tuple[int, ...]]:
         """Return the answer and the descriptors to send with it."""
-        if isinstance(request, Drain):
-            self._output.drain()
-            self._hear_of_checkpoint()
-            return (Drained(),)
-        if isinstance(request, Resume):
-            return (Handed(taken=self._resume(request.number, fds[0])),)
-        if isinstance(request, Checkpoint):
-            self._hear_of_checkpoint()
-            return (Prepared(self._checkpoints.prepare(request.number, self._repl.pid, self._inherited_bytes())),)
-        if isinstance(request, Hand):
-            return (Handed(taken=self._hands is not None and self._hands.hand(fds[0])),)
-        said, opened = files.answer(request, self._scratch)
-        return said, *opened
+        match request:
+            case Interrupt(block=block):
+                of.interrupt(block)
+                return (Interrupted(),)
+            case Drain():
+                of.output.drain()
+                self._checkpoints.hear()
+                return (Drained(),)
+            case Stop(explain=explain):
+                post_mortem = self._explained(of) if explain else None
+                self._end(of)
+                return (Stopped(post_mortem=post_mortem, checkpoints=self._checkpoints.numbers),)
+            case Resume(number=number) if not self._is_family:
+                return (Handed(taken=self._resume(number, fds[0])),)
+            case Checkpoint(number=number):
+                return (Prepared(self._checkpoint_problem(number)),)
+            case ForkRepl(needs_hub=needs_hub):
+                return (Prepared(self._fork_problem(of, needs_hub, fds)),)
+            case Hand():
+                return (Handed(taken=of.hands is not None and of.hands.hand(fds[0])),)
+            case OpenToRead() | OpenToWrite() | ListFolder() | RemoveFile():
+                said, opened = files.answer(request, self._scratch)
+                return said, *opened
+        for fd in fds:
+            os.close(fd)
+        return (Handed(taken=False),)
+
+    def _checkpoint_problem(self, number: int) -> str | None:
+        if self._is_family:
+            return "it was forked, or is a fork"
+        return self._checkpoints.prepare(number, self._inherited_bytes())
+
+    def _fork_problem(self, of: LivingRepl, needs_hub: bool, fds: list[int]) -> str | None:
+        if not self._proc.is_own:
+            for fd in fds:
+                os.close(fd)
+            return "its sandbox cannot freeze processes"
+        self._begin_to_watch()
+        self._checkpoints.hear()
+        self._checkpoints.wait_for_ends()
+        problem = self._family.fork(of, needs_hub, fds, self._checkpoints.pids)
+        if problem is None:
+            self._checkpoints.give_up()
+        return problem
 
     def _load(self, piece: ContextPiece | None, fds: list[int]) -> None:
         if piece is not None:
@@ -339,13 +287,12 @@ class Init:
                 gc.freeze()  # else each collection in the REPL would write to, and so copy, every page of the objects
         self._control.say(Loaded(layers=self._layers))
 
-    def _begin(self, cpu_s: float, is_late: bool) -> None:
-        self._said_cpu_s = 0.0
-        self._block_cpu_s = cpu_s
-        if not is_late:
-            self._output.begin_block()
+    def _begin(self, of: LivingRepl, request: Begin) -> None:
+        of.said_cpu_s, of.block_cpu_s = 0.0, request.cpu_s
+        if not request.is_late:
+            of.output.begin_block()
         self._begin_to_watch()
-        self._watch.block_started()
+        self._watch.block_started(0 if of.keeper is None else of.keeper.pid)
 
     def _run_or_end_program(self, request: RunProgram | EndProgram, fds: list[int]) -> None:
         if isinstance(request, EndProgram):
@@ -367,9 +314,9 @@ class Init:
     def _start(self, connection_fd: int, seed: int | None) -> None:
         if self._has_started:  # before the first start there is no process to kill, and listing them reads all of /proc
             self._kill_all()
-            self._output.close()
-            if self._hands is not None:
-                self._hands.empty()
+            self._repl.output.close()
+            if self._repl.hands is not None:
+                self._repl.hands.empty()
         self._has_started = True
         self._repl.start(connection_fd, seed)
 
@@ -382,30 +329,40 @@ class Init:
         self._begin_to_watch()  # unlike a fresh REPL, it has run model code
         return True
 
+    # -- ends --------------------------------------------------------------------------------------------------------
+
     def _kill_all(self, limit: WatchedLimit | None = None, *, spares_checkpoints: bool = False) -> None:
-        """Kill the REPL and the programs beside it."""
-        self._hear_of_checkpoint()
-        pids = self._checkpoints.pids if spares_checkpoints else set()
-        if not pids:
-            self._repl.kill_all()
-        self._checkpoints.others_were_killed(self._repl.kill_all_but(pids) if pids else ())
+        """Kill all REPLs and the programs beside them."""
+        self._checkpoints.hear()
+        spared = self._repl.kill_all(self._checkpoints.pids if spares_checkpoints else ())
+        self._checkpoints.others_were_killed(spared)
         self._programs.all_were_killed(limit)
         self._watch.cpu_times.only(())
         self._is_watched = False  # the next block or program begins to watch again: until then only our code runs
-        self._block_cpu_s = math.inf
+        self._repl.block_cpu_s = math.inf
 
-    def _end_repl(self, limit: WatchedLimit | None = None) -> None:
-        """Kill the REPL and the programs, and forward their last output. Checkpoints keep the pipes."""
+    def _end(self, of: LivingRepl | None, limit: WatchedLimit | None = None) -> None:
+        """Kill a REPL with all that it started, and forward its last output. Without a family, programs and, with None
+        or without a family, all REPLs end, too. Checkpoints keep the pipes."""
+        if of is not None and self._is_family:
+            self._family.end(of)
+            return
         self._kill_all(limit, spares_checkpoints=True)
-        self._output.drain()
+        for each in [*self._repls] if self._is_family else []:
+            self._family.was_ended(each)
+        self._repl.output.drain()
         if self._checkpoints.pids:
-            self._output.drop_stack()
+            self._repl.output.drop_stack()
         else:
-            self._output.close()
+            self._repl.output.close()
 
-    def _hear_of_checkpoint(self) -> None:
-        if (made := self._checkpoints.hear_all(self._repl.pid)) is not None:
-            self._control.say(made)
+    def _lose_all(self) -> None:
+        """Kill all processes, since a program or a REPL could not be ended alone."""
+        living = [each for each in self._repls if each.pid is not None]
+        self._end(None)
+        self._family.is_broken = False
+        for each in living:
+            each.control.say(Died(signal=signal.SIGKILL))
 
     def _reap(self) -> None:
         """Wait for all children that have ended: the REPL, and orphans, which count as processes until then."""
@@ -421,69 +378,56 @@ class Init:
                 self._programs.ended(pid, status)
                 self._checkpoints.ended(pid)
                 if pid == self._repl.pid:
-                    self._repl.pid = None
-                    code = os.waitstatus_to_exitcode(status)
-                    self._control.say(Died(signal=-code) if code < 0 else Died(exit_code=code))
+                    self._repl.has_ended(status)
         self._sweep()
 
     def _sweep(self) -> None:
         """Continue to end programs that are to end. If one cannot be ended alone, kill all code of the worker."""
         if not self._programs.sweep():
-            if self._family is not None:
-                self._end_family(self._family)
-            else:
-                self._end_repl()
-                self._control.say(Died(signal=signal.SIGKILL))
-        keepers = [] if self._family is None else self._family.keepers()
+            self._lose_all()
+        keepers = [each.keeper.pid for each in self._repls if each.keeper is not None]
         self._watch.cpu_times.only([*self._programs.sessions(), *keepers])
 
     # -- its resources, and where it was -----------------------------------------------------------------------------
 
     def _look(self) -> None:
         usage = self._sample()
-        if usage.cpu_s - self._said_cpu_s >= WORTH_SAYING_S:
-            self._control.say(Burned(cpu_s=usage.cpu_s - self._said_cpu_s))
-            self._said_cpu_s = usage.cpu_s
-        watched: list[tuple[WatchedLimit, float, float | None]] = [
-            (limit, getattr(usage, each.usage), getattr(self._spawn.bounds, limit)) for limit, each in WATCHED.items()
+        spent = [
+            (each, usage.cpu_s if each.keeper is None else self._watch.cpu_times.of_program(each.keeper.pid))
+            for each in self._repls
+            if each is self._repl or each.keeper is not None
         ]
-        for limit, used, allowed in [*watched, ("block_timeout_s", usage.cpu_s, self._block_cpu_s)]:
+        for each, cpu_s in spent:
+            if cpu_s - each.said_cpu_s >= WORTH_SAYING_S:
+                each.control.say(Burned(cpu_s=cpu_s - each.said_cpu_s))
+                each.said_cpu_s = cpu_s
+        for limit, watched in WATCHED.items():
+            used, allowed = getattr(usage, watched.usage), getattr(self._spawn.bounds, limit)
             if allowed is not None and used > allowed:
-                if limit == "memory_bytes" and self._checkpoints.frees(used - allowed):
-                    return  # an honest block is not killed for want of memory that only its checkpoint needs
-                if self._family is not None:
-                    self._end_of_family(self._family, limit, used, allowed)
-                    return
-                post_mortem = self._explained(None, usage)
-                self._end_repl(limit)
-                self._control.say(Exceeded(limit=limit, used=used, allowed=allowed, post_mortem=post_mortem))
+                self._end_at(limit, used, allowed, usage)
                 return
-        if self._family is not None and (over := self._family.over_cpu_time()) is not None:
-            one, used_s = over
-            self._end_one(self._family, one, "block_timeout_s", used_s, one.block_cpu_s)
+        for each, cpu_s in spent:
+            if cpu_s > each.block_cpu_s:
+                self._end_at("block_timeout_s", cpu_s, each.block_cpu_s, usage, each)
+                return
         self._look_at_programs()
 
-    def _end_of_family(self, family: Family, limit: WatchedLimit, used: float, allowed: float) -> None:
-        """End one REPL of a family that takes too much memory, and let the others go on; end all at other limits."""
-        if limit == "memory_bytes" and (one := family.to_end_first()) is not None:
-            self._end_one(family, one, limit, used, allowed)
-            return
-        living = [each for each in family.members if each.repl.pid is not None]
-        post_mortems = [self._explained(each) for each in living]
-        self._end_family(family, limit)
-        for each, post_mortem in zip(living, post_mortems, strict=True):
+    def _end_at(
+        self, limit: WatchedLimit, used: float, allowed: float, usage: WorkerUsage, of: LivingRepl | None = None
+    ) -> None:
+        """End a REPL that is past a limit, or all of them. Of a family that has too much memory, one is enough."""
+        if limit == "memory_bytes":
+            if self._checkpoints.frees(used - allowed):
+                return  # an honest block is not killed for want of memory that only its checkpoint needs
+            of = self._family.to_end_first() if self._is_family else None
+        those = [each for each in self._repls if each.pid is not None] or [self._repl] if of is None else [of]
+        post_mortems = [self._explained(each, usage) for each in those]
+        self._end(of, limit)
+        for each, post_mortem in zip(those, post_mortems, strict=True):
             each.control.say(Exceeded(limit=limit, used=used, allowed=allowed, post_mortem=post_mortem))
 
-    def _end_one(self, family: Family, one: Relative, limit: WatchedLimit, used: float, allowed: float) -> None:
-        post_mortem = self._explained(one)
-        family.end(one)
-        one.control.say(Exceeded(limit=limit, used=used, allowed=allowed, post_mortem=post_mortem))
-        self._look_after(family)
-
     def _sample(self) -> WorkerUsage:
-        self._watch.uncounted = self._checkpoints.processes
-        if self._family is not None:
-            self._watch.uncounted += self._family.frozen
+        self._watch.uncounted = self._checkpoints.processes + sum(each.frozen for each in self._repls)
         return self._watch.look()
 
     def _look_at_programs(self) -> None:
@@ -498,20 +442,18 @@ class Init:
         if over:
             self._sweep()
 
-    def _explained(self, of: Relative | None = None, usage: WorkerUsage | None = None) -> LastSeen:
-        """Return the Python stack of a REPL, the worker's own or one of its family, and the worker's usage, for the
-        post-mortem."""
+    def _explained(self, of: LivingRepl, usage: WorkerUsage | None = None) -> LastSeen:
+        """Return the Python stack of a REPL, and the worker's usage, for the post-mortem."""
         stack = b""
         wait_s = EXPLAIN_S if usage is None else EXPLAIN_QUICKLY_S
         usage = usage or self._sample()
-        repl, output = (self._repl, self._output) if of is None else (of.repl, of.output)
-        if repl.pid is not None:
-            if of is None:
+        if of.pid is not None:
+            if not self._is_family:
                 self._repl.stop_all_but_repl()
-            repl.signal(STACK_SIGNAL)
-            stack = output.read_stack(wait_s)
-        elif output.has_stack:
-            stack = output.read_stack(EXPLAIN_QUICKLY_S)
+            of.signal(STACK_SIGNAL)
+            stack = of.output.read_stack(wait_s)
+        elif of.output.has_stack:
+            stack = of.output.read_stack(EXPLAIN_QUICKLY_S)
         return LastSeen(
             stack=stack.decode("utf-8", "replace"),
             memory_bytes=usage.memory_bytes,

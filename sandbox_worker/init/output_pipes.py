@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from sandbox_worker.init.sockets import Events
 from sandbox_worker.wire.bounds import HeadTail, OutputBounds
 from sandbox_worker.wire.control import Written
 from sandbox_worker.wire.descriptors import BELL, pending_bytes
@@ -45,16 +46,14 @@ class ReplOutput:
     """Init's ends of the pipes of its REPL, and of each REPL that replaces it.
 
     Args:
-        poll: Gets the descriptors to wait for. Call `forward` for each readable one.
+        events: What init waits for.
         bounds: Most output of one block that is forwarded, head and tail. See `HeadTail`.
         say: Called with each piece of output.
         bell: Shared memory of at least 8 bytes, by which the REPL sees that its pipes were read.
     """
 
-    def __init__(
-        self, poll: "select.poll", bounds: OutputBounds, say: Callable[[Written], None], bell: mmap.mmap
-    ) -> None:
-        self._poll = poll
+    def __init__(self, events: Events, bounds: OutputBounds, say: Callable[[Written], None], bell: mmap.mmap) -> None:
+        self._events = events
         self._bounds = bounds
         self._say = say
         self._bell = bell
@@ -103,7 +102,7 @@ class ReplOutput:
             self._listen(pipe, host_listens and not pipe.has_ended and pipe.paused_until <= now)
         return min(paused, default=None)
 
-    def forward(self, fd: int) -> bool:
+    def forward(self, fd: int, _events: int = 0) -> bool:
         """Read a pipe and forward the output. Return whether there was any."""
         pipe = self._pipes.get(fd)
         if pipe is None:
@@ -194,9 +193,9 @@ class ReplOutput:
 
     def _listen(self, pipe: "_Pipe", wanted: bool) -> None:
         if wanted and not pipe.is_listened_to:
-            self._poll.register(pipe.fd, select.POLLIN)
+            self._events.listen(pipe.fd, self.forward)
         elif pipe.is_listened_to and not wanted:
-            self._poll.unregister(pipe.fd)
+            self._events.forget(pipe.fd)
         pipe.is_listened_to = wanted
 
 

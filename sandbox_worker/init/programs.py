@@ -8,7 +8,6 @@ whose parents have ended. The kernel does not reuse the session's number while o
 import contextlib
 import errno
 import os
-import select
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from sandbox_worker.init import files
 from sandbox_worker.init.child import Confinement
 from sandbox_worker.init.launcher import ProgramLauncher, reason
-from sandbox_worker.init.sockets import MOST_FDS
+from sandbox_worker.init.sockets import MOST_FDS, Events
 from sandbox_worker.wire.bounds import WatchedLimit
 from sandbox_worker.wire.control import ProgramEnded, RunProgram
 
@@ -64,7 +63,8 @@ class Programs:
         confinement: Locks each program in.
         pids: Lists the processes of the worker, as `Proc` names them.
         say: Called with the end of each program.
-        poll: Init's, which tells when the launcher says something.
+        events: What init waits for.
+        on_news: Called when the launcher has said something. Call `sweep` then.
     """
 
     def __init__(
@@ -72,13 +72,15 @@ class Programs:
         confinement: Confinement,
         pids: Callable[[], list[int]],
         say: Callable[[ProgramEnded], None],
-        poll: "select.poll",
+        events: Events,
+        on_news: Callable[[], object],
     ) -> None:
         self._confinement = confinement
         self._proc = confinement.proc
         self._pids = pids
         self._say = say
-        self._poll = poll
+        self._events = events
+        self._on_news = on_news
         self._running: dict[int, _Program] = {}
         self._launcher: ProgramLauncher | None = None
 
@@ -137,18 +139,17 @@ class Programs:
         if pid == self.launcher_pid:
             self._lose_launcher()
 
-    def hear(self, fd: int) -> bool:
-        """Take what the launcher says on `fd`. Return False if `fd` is not the launcher's."""
-        if self._launcher is None or fd != self._launcher.fileno():
-            return False
+    def _hear(self, fd: int, _events: int) -> None:
+        """Take what the launcher says."""
+        assert self._launcher is not None
         program = self._running.get(self._launcher.pid)
         if program is None:
             self._launcher.hear()
         elif program.hear():
             program.is_ending = True
         if self._launcher.has_hung_up:  # `ended` tells the rest
-            self._poll.unregister(fd)
-        return True
+            self._events.forget(fd)
+        self._on_news()
 
     def sweep(self) -> bool:
         """Kill the processes of programs being ended. Report each program that has none left.
@@ -192,15 +193,14 @@ class Programs:
         child = ProgramLauncher(self._confinement, opened, becomes=self._launcher is not None)
         if self._launcher is None:
             self._launcher = child
-            self._poll.register(child.fileno(), select.POLLIN)
+            self._events.listen(child.fileno(), self._hear)
             self._proc.set_aside(child.pid)  # it runs our code alone, and counts for no limit of the REPL's
         return child
 
     def _lose_launcher(self) -> None:
         """Forget the launcher, which has ended. Its program closes the socket, if it has one."""
         assert self._launcher is not None
-        with contextlib.suppress(KeyError):
-            self._poll.unregister(self._launcher.fileno())
+        self._events.forget(self._launcher.fileno())
         if self._launcher.pid not in self._running:
             self._launcher.close()
         self._launcher = None

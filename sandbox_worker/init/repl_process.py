@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import NoReturn
 
 from sandbox_worker.init.child import Confinement, may_have_threads
+from sandbox_worker.init.families import LivingRepl
 from sandbox_worker.init.hub import HubMaker
 from sandbox_worker.init.output_pipes import ReplOutput, WriteEnds
 from sandbox_worker.init.sockets import Hands, InitSocket
@@ -24,7 +25,6 @@ from sandbox_worker.repl.checkpoint import HandedDescriptors
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.repl.repl import HandedContexts, Repl
-from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.control import BROKEN, Failed, Forked, InitStep, Started, pack
 from sandbox_worker.wire.descriptors import BELL, CONNECTION_FD, CONTROL_FD, HANDED_FD, INTERRUPTED_AT, STACK_FD
 
@@ -38,32 +38,6 @@ WAIT_FOR_END_S = 0.02
 """Most seconds between two looks for processes that are left."""
 
 
-class LivingRepl:
-    """Init's handle on a REPL, as far as signals go.
-
-    Args:
-        bell: Memory shared with the REPL.
-
-    Attributes:
-        pid: The living REPL's pid, or None.
-    """
-
-    def __init__(self, bell: mmap.mmap) -> None:
-        self.pid: int | None = None
-        self.bell = bell
-
-    def interrupt(self, block: int) -> None:
-        """Send SIGINT for the block of that number."""
-        BELL.pack_into(self.bell, INTERRUPTED_AT, block)
-        self.signal(signal.SIGINT)
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the REPL if it lives."""
-        if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-
 class ReplProcess(LivingRepl):
     """Init's handle on the REPL it forks.
 
@@ -72,10 +46,9 @@ class ReplProcess(LivingRepl):
         control: The socket to the orchestrator.
         output: Init's ends of the REPL's pipes.
         bell: Memory shared with the REPL.
-        bounds: Limits of the REPL.
+        hands: Socket on which the REPL gets descriptors later; None if it gets none.
         preloaded: Contexts and values that the REPL begins with.
         mapping_works: Whether contexts can be mapped as Python strings here.
-        hands: Socket on which the REPL gets contexts later; None if it gets none.
     """
 
     def __init__(
@@ -84,19 +57,15 @@ class ReplProcess(LivingRepl):
         control: InitSocket,
         output: ReplOutput,
         bell: mmap.mmap,
-        bounds: ReplBounds,
+        hands: Hands | None,
         preloaded: Preloaded,
         mapping_works: bool,
-        hands: Hands | None,
     ) -> None:
-        super().__init__(bell)
+        super().__init__(control, output, bell, hands)
         self._confinement = confinement
-        self._control = control
-        self._output = output
-        self._bounds = bounds
+        self._bounds = confinement.bounds.repl
         self._mapping_works = mapping_works
         self._preloaded = preloaded
-        self._hands = hands
         self._seed: int | None = None
 
     def start(self, connection_fd: int, seed: int | None) -> None:
@@ -105,7 +74,7 @@ class ReplProcess(LivingRepl):
         Args:
             seed: Seed of its random numbers, if all REPLs have none.
         """
-        write_ends = self._output.open()
+        write_ends = self.output.open()
         BELL.pack_into(self.bell, INTERRUPTED_AT, 0)  # a new REPL counts its blocks from the start
         pid = os.fork()
         if pid == 0:
@@ -113,13 +82,19 @@ class ReplProcess(LivingRepl):
             self._become_repl(connection_fd, write_ends)
         self.pid = pid
         if not self._confinement.level.has_pid_namespace:
-            self._control.say(Forked(), os.pidfd_open(pid))
+            self.control.say(Forked(), os.pidfd_open(pid))
         for fd in (connection_fd, *write_ends):
             os.close(fd)
 
-    def kill_all(self) -> None:
-        """Kill the REPL, the programs beside it and all their descendants. Return when all of them have ended."""
-        if self.pid is not None or os.getpid() == 1:
+    def kill_all(self, spared: Collection[int] = ()) -> set[int]:
+        """Kill the REPL, the programs beside it and all their descendants, but for checkpoints of these pids. Return
+        when they have ended.
+
+        Returns:
+            Pids of the checkpoints that live: none, if not all others could be killed without them.
+        """
+        left = self._kill_others(spared) if spared else set()
+        if not left and (self.pid is not None or os.getpid() == 1):
             while True:
                 with contextlib.suppress(ProcessLookupError):
                     if os.getpid() == 1:
@@ -134,37 +109,28 @@ class ReplProcess(LivingRepl):
                 except ChildProcessError:
                     break
         self.pid = None
+        return left
 
-    def kill_all_but(self, checkpoints: Collection[int]) -> set[int]:
-        """Kill as `kill_all` does, but for checkpoints of these pids. Return those that live: none, if not all others
-        can be killed.
+    def _kill_others(self, spared: Collection[int]) -> set[int]:
+        """Kill all processes but these. Return those of them that live, once all others have ended; none if some do
+        not.
 
         All processes are stopped at once before they are listed, so that none starts another one meanwhile.
         """
-        until = time.monotonic() + ALONE_S
+        until, proc, living = time.monotonic() + ALONE_S, self._confinement.proc, set(spared)
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGSTOP)
-        spared = set(checkpoints)
-        while spared and (others := self._other_pids(spared)):
+        while living and (others := [pid for pid in proc.others(with_aside=True) if pid not in living]):
             for pid in others:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             if time.monotonic() > until:  # a child of the checkpoint, for example, which does not wait for it
-                break
+                return set()
             signal.sigtimedwait({signal.SIGCHLD}, WAIT_FOR_END_S)
             with contextlib.suppress(ChildProcessError):
                 while pid := os.waitpid(-1, os.WNOHANG)[0]:
-                    spared.discard(pid)
-        else:
-            spared &= {*self._confinement.proc.others()}
-            if spared:
-                self.pid = None
-                return spared
-        self.kill_all()
-        return set()
-
-    def _other_pids(self, spared: Collection[int]) -> list[int]:
-        return [pid for pid in self._confinement.proc.others(with_aside=True) if pid not in spared]
+                    living.discard(pid)
+        return living & {*proc.others()}
 
     def resumed(self, pid: int) -> None:
         """Go on with a checkpoint as the REPL."""
@@ -190,7 +156,7 @@ class ReplProcess(LivingRepl):
                 (write_ends.stderr, 2),
                 (connection_fd, CONNECTION_FD),
                 (write_ends.stack, STACK_FD),
-                *([] if self._hands is None else [(self._hands.taking_fd, HANDED_FD)]),
+                *([] if self.hands is None else [(self.hands.taking_fd, HANDED_FD)]),
             ]
         )
         faulthandler.register(STACK_SIGNAL, file=STACK_FD)  # a handler in C: it needs no GIL
@@ -201,7 +167,7 @@ class ReplProcess(LivingRepl):
         except (LayerFailed, OSError) as error:
             fail("start", error)
         os.write(CONTROL_FD, pack(Started(layers=list(layers))))
-        self._control.close()
+        os.close(CONTROL_FD)  # by its number: the object would take eight copied pages
         may_have_threads()
         gc.enable()
         # Family and type are given, since `socket` would else ask for them. It needs them for addresses alone.

@@ -1,4 +1,5 @@
-"""Init's ends of its sockets: the control socket, and the one on which the REPL gets descriptors while it lives."""
+"""What init waits for, and its ends of sockets: a control socket, and one on which a REPL gets descriptors while it
+lives."""
 
 import array
 import contextlib
@@ -6,7 +7,7 @@ import os
 import select
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sandbox_worker.wire.control import MAX_PACKET_BYTES, Control, pack
 from sandbox_worker.wire.descriptors import A_CONTEXT, receive
@@ -24,17 +25,57 @@ def send(connected: socket.socket, packet: bytes, fds: Sequence[int]) -> None:
     connected.sendmsg([packet], beside, socket.MSG_DONTWAIT)
 
 
+class Events:
+    """The descriptors that init waits for, and what hears of each.
+
+    Attributes:
+        poll: Knows the descriptors.
+    """
+
+    def __init__(self) -> None:
+        self.poll = select.poll()
+        self._hearers: dict[int, Callable[[int, int], object]] = {}
+
+    def listen(self, fd: int, hearer: Callable[[int, int], object]) -> None:
+        """Call `hearer` with the descriptor and its events, each time that it can be read or is at its end."""
+        self.poll.register(fd, select.POLLIN)
+        self._hearers[fd] = hearer
+
+    def forget(self, fd: int) -> None:
+        """Hear no more of a descriptor. Harmless if nothing hears of it."""
+        if self._hearers.pop(fd, None) is not None:
+            self.poll.unregister(fd)
+
+    def close(self, connected: socket.socket) -> None:
+        """Hear no more of a socket, and close it."""
+        self.forget(connected.fileno())
+        connected.close()
+
+    def wait(self, most_ms: int | None) -> None:
+        """Wait for events, and have them heard."""
+        found, hearers = self.poll.poll(most_ms), self._hearers.copy()
+        for fd, events in found:
+            if self._hearers.get(fd) is hearers[fd]:  # else an earlier event has closed it; its number may be used anew
+                hearers[fd](fd, events)
+
+
 class InitSocket:
     """Sends and receives packets. Packets that the orchestrator does not take at once wait in a queue.
 
     The queue stays small: while it is not empty, init leaves the REPL's output in its pipes.
+
+    Args:
+        connected: The socket.
+        events: What init waits for.
+        obey: Called when there is a packet, or the end.
     """
 
-    def __init__(self, connected: socket.socket, poll: "select.poll") -> None:
+    def __init__(self, connected: socket.socket, events: Events, obey: Callable[[], object]) -> None:
         self._socket = connected
-        self._poll = poll
+        self._events = events
+        self._obey = obey
         self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
-        poll.register(connected.fileno(), select.POLLIN)
+        events.listen(connected.fileno(), self._hear)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -63,17 +104,22 @@ class InitSocket:
             self._queue.popleft()
             for fd in fds:
                 os.close(fd)
-        events = select.POLLIN | (select.POLLOUT if self._queue else 0)
         with contextlib.suppress(FileNotFoundError):
-            self._poll.modify(self._socket.fileno(), events)
+            self._events.poll.modify(self._socket.fileno(), select.POLLIN | (select.POLLOUT if self._queue else 0))
+
+    def _hear(self, _fd: int, events: int) -> None:
+        if events & select.POLLOUT:
+            self.flush()
+        if events & ~select.POLLOUT:
+            self._obey()
 
     def hear(self, flags: int = 0) -> tuple[bytes, list[int]]:
         """Return the next packet and its descriptors; an empty packet if the orchestrator has hung up."""
         return receive(self._socket, MAX_PACKET_BYTES, MOST_FDS, flags)
 
     def close(self) -> None:
-        """Close the descriptor in a child, which is not init."""
-        self._socket.close()
+        """Close it: there is nothing to hear any more."""
+        self._events.close(self._socket)
 
 
 class Hands:

@@ -11,7 +11,6 @@ import linecache
 import mmap
 import os
 import resource
-import select
 import socket
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from sandbox_worker.init.main import Init, worker_bounds
 from sandbox_worker.init.output_pipes import ReplOutput
 from sandbox_worker.init.procfs import Proc
 from sandbox_worker.init.repl_process import ReplProcess
-from sandbox_worker.init.sockets import Hands, InitSocket
+from sandbox_worker.init.sockets import Events, Hands, InitSocket
 from sandbox_worker.init.usage_watch import Watch
 from sandbox_worker.isolation import landlock, rlimits, syscalls
 from sandbox_worker.isolation.landlock import Grant
@@ -99,9 +98,9 @@ def _live(shared: ZygoteLayers, proc: Proc, bell: mmap.mmap) -> None:
         for message in SAID_TO_INIT:
             ours.send(pack(message))
             init.take_turn()
-        poll = select.poll()
-        control = InitSocket(theirs, poll)
-        output = ReplOutput(poll, SPAWN.bounds, control.say, bell)
+        events = Events()
+        control = InitSocket(ours, events, list)
+        output = ReplOutput(events, SPAWN.bounds, control.say, bell)
         for fd in output.open():
             os.close(fd)
         output.regulate(control.is_clear)
@@ -111,7 +110,7 @@ def _live(shared: ZygoteLayers, proc: Proc, bell: mmap.mmap) -> None:
         watch.repl_started(proc.own_pid, 0)
         watch.block_started()
         watch.look()
-        _be_repl(ReplProcess(confinement, control, output, bell, SPAWN.bounds, preloaded, True, hands))
+        _be_repl(ReplProcess(confinement, control, output, bell, hands, preloaded, True))
     os.close(ended)
 
 

@@ -1,12 +1,12 @@
 import contextlib
 import mmap
 import os
-import select
 from collections.abc import Iterator
 
 import pytest
 
 from sandbox_worker.init.output_pipes import FLOOD_PAUSE_S, PIPE_BYTES, STACK_BYTES, ReplOutput
+from sandbox_worker.init.sockets import Events
 from sandbox_worker.wire.bounds import OutputBounds
 from sandbox_worker.wire.control import Written
 from sandbox_worker.wire.descriptors import BELL
@@ -23,17 +23,17 @@ class Said(list[bytes]):
 
 
 class Pipes:
-    """Output of which up to `max_output_bytes` of a block are kept, with its poll and its bell."""
+    """Output of which up to `max_output_bytes` of a block are kept, with its events and its bell."""
 
     def __init__(self, said: Said, max_output_bytes: int) -> None:
-        self.poll = select.poll()
+        self.events = Events()
         self.bell = mmap.mmap(-1, mmap.PAGESIZE)
-        self.output = ReplOutput(self.poll, OutputBounds(max_output_bytes=max_output_bytes), said, self.bell)
+        self.output = ReplOutput(self.events, OutputBounds(max_output_bytes=max_output_bytes), said, self.bell)
         self.ends = self.output.open()
 
     @property
     def ready(self) -> list[int]:
-        return [fd for fd, _ in self.poll.poll(0)]
+        return [fd for fd, _ in self.events.poll.poll(0)]
 
     def close(self) -> None:
         self.output.close()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox_worker.init.sockets import InitSocket
+from sandbox_worker.init.sockets import Events, InitSocket
 from sandbox_worker.wire.control import Drained, Forked, Written, pack, unpack_from_init
 
 PIECE = Written(stream="stdout", data=bytes(1 << 14))
@@ -16,7 +16,7 @@ def ends() -> Iterator[tuple[InitSocket, socket.socket]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         theirs.settimeout(60)
-        yield InitSocket(ours, select.poll()), theirs
+        yield InitSocket(ours, Events(), list), theirs
 
 
 def test_packets_not_taken_are_queued(ends: tuple[InitSocket, socket.socket]) -> None:
@@ -37,8 +37,8 @@ def test_packets_not_taken_are_queued(ends: tuple[InitSocket, socket.socket]) ->
 def test_poll_reports_when_packets_are_taken() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        poll = select.poll()
-        control = InitSocket(ours, poll)
+        events = Events()
+        control, poll = InitSocket(ours, events, list), events.poll
         assert poll.poll(0) == []
         for _ in range(100):
             control.say(PIECE)
