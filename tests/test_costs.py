@@ -40,9 +40,9 @@ MOST: dict[str, dict[str, float]] = {
 """Operation → what is counted → most of it at "strict": 5 % above what it takes. The frames of a run's last block may be
 missed. A block that is interrupted by another process within its first millisecond sends its output apart."""
 MOST_FAULTS = {
-    "3.11": {"spawn": 1330, "block": 8, "query": 8, "program": 20, "run": 1770},
-    "3.12": {"spawn": 515, "block": 8, "query": 8, "program": 20, "run": 730},
-    "3.13": {"spawn": 515, "block": 8, "query": 8, "program": 20, "run": 730},
+    "3.11": {"spawn": 1220, "block": 8, "query": 8, "program": 20, "run": 1640},
+    "3.12": {"spawn": 500, "block": 8, "query": 8, "program": 20, "run": 690},
+    "3.13": {"spawn": 500, "block": 8, "query": 8, "program": 20, "run": 690},
 }
 """Version of CPython → operation → most page faults of all processes. From 3.12 on, inherited objects are immortal. A
 block faults only when memory grows."""

@@ -13,10 +13,10 @@ from functools import partial
 
 from sandbox_worker.init.families import LivingRepl
 from sandbox_worker.init.procfs import Proc, Status
-from sandbox_worker.init.sockets import Events
+from sandbox_worker.init.sockets import Events, send
 from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.control import Checkpointed
-from sandbox_worker.wire.descriptors import A_CHECKPOINT, A_CONNECTION, CHECKPOINT_MADE, GO_ON
+from sandbox_worker.wire.descriptors import A_CHECKPOINT, CHECKPOINT_MADE, GO_ON
 
 COPIED_BYTES_IN_1_S = 8 << 30
 """Private memory that is copied in one second while it is written: 0.5 microseconds for each page that both processes
@@ -158,25 +158,21 @@ class FrozenCopies:
             self._forget(each)
 
     def resume(self, number: int, connection_fd: int) -> int | None:
-        """Have a checkpoint go on with this connection, which is closed here, and end later ones. No other process of
-        the worker may live.
+        """Have a checkpoint go on with this connection, and end later ones. No other process of the worker may live.
 
         Returns:
             Its pid; None if there is none of that number.
         """
         made = next((each for each in self._made if each.number == number), None)
         if made is None or self._repl.hands is None:
-            os.close(connection_fd)
             return None
         for later in self._made[self._made.index(made) + 1 :]:
             self._forget(later)
         self._repl.hands.empty()
         pid = made.pid
         try:
-            if not self._repl.hands.hand(connection_fd, A_CONNECTION):
-                return None
             os.kill(pid, signal.SIGCONT)
-            made.speaking.send(GO_ON, socket.MSG_DONTWAIT)
+            send(made.speaking, GO_ON, (connection_fd,))
         except OSError:
             return None
         made.pid = 0

@@ -1,9 +1,10 @@
 """A child of init before it becomes a REPL or a program: which descriptors it keeps, and how it locks itself in."""
 
+import contextlib
 import fcntl
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FunctionType
 
 from sandbox_worker.init.procfs import Proc
@@ -14,6 +15,8 @@ from sandbox_worker.wire.descriptors import GROUP_FD, HANDED_FD, RULESET_FD
 from sandbox_worker.wire.level import Layer
 
 LAST_OF_STDIO = 2
+MOST_DESCRIPTORS = os.sysconf("SC_OPEN_MAX")
+"""Number above all descriptors. It is asked for in the fork server: each process that asked would copy ten pages."""
 _AFTER_FORK = getattr(threading, "_after_fork", None)
 """Function by which `threading` forgets, in a forked process, the threads that the fork has not copied."""
 _FORGET = _AFTER_FORK.__code__ if isinstance(_AFTER_FORK, FunctionType) else None
@@ -30,6 +33,19 @@ def may_have_threads() -> None:
     """Undo `have_no_threads`. Each REPL calls this: model code may fork while it has threads."""
     if isinstance(_AFTER_FORK, FunctionType) and _FORGET is not None:
         _AFTER_FORK.__code__ = _FORGET
+
+
+def kill_until_alone(kill: Callable[[], object]) -> None:
+    """Kill processes by `kill`, until this process has no children. Orphans among them become its children."""
+    while True:
+        with contextlib.suppress(ProcessLookupError):  # none is left
+            kill()
+        try:
+            os.waitpid(-1, 0)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass  # reap all that have ended before the next kill(-1): one kill a process takes minutes
+        except ChildProcessError:
+            return
 
 
 class Confinement:
@@ -81,7 +97,7 @@ class Confinement:
         numbers = {number for _, number in wanted}
         for number in {RULESET_FD, HANDED_FD} - numbers:
             os.closerange(number, number + 1)
-        os.closerange(max(*numbers, HANDED_FD) + 1, os.sysconf("SC_OPEN_MAX"))
+        os.closerange(max(*numbers, HANDED_FD) + 1, MOST_DESCRIPTORS)
         syscalls.unblock_child_signals()
         syscalls.begin_session()
 

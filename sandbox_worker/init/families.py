@@ -133,9 +133,7 @@ class Family:
         watch: Samples all processes.
         members: All REPLs that have not been closed, the worker's own first. Forks come and go here.
         obey: Called when the control socket of a fork has a packet, or its end.
-
-    Attributes:
-        is_broken: Whether a REPL could not be ended alone. The caller then kills all processes of the worker.
+        has_failed: Called when a REPL cannot be ended alone. The caller then kills all processes of the worker.
     """
 
     def __init__(
@@ -145,8 +143,8 @@ class Family:
         watch: Watch,
         members: list[LivingRepl],
         obey: Callable[[LivingRepl], None],
+        has_failed: Callable[[], None],
     ) -> None:
-        self.is_broken = False
         self._members = members
         self._bounds = confinement.bounds.repl
         self._proc = confinement.proc
@@ -155,6 +153,7 @@ class Family:
         self._events = events
         self._watch = watch
         self._obey = obey
+        self._has_failed = has_failed
         self._moments = 0
         watch.cpu_times.owners = self._owners
 
@@ -252,34 +251,36 @@ class Family:
         except (BlockingIOError, ConnectionResetError):  # unix(7): a packet was left unread; poll says so again
             return
         error, keeper_pid, repl_pid = FORKED.unpack(said) if len(said) == FORKED.size else (errno.ECHILD, 0, 0)
-        fork = hub.waiting.pop(speaking)
+        fork, keeper = hub.waiting.pop(speaking), _Keeper(keeper_pid, speaking)
         self._events.forget(speaking.fileno())
-        if fork not in self._members:  # its owner has given it up meanwhile
-            self.is_broken |= not error and not self._was_killed(_Keeper(keeper_pid, speaking))
-            speaking.close()
+        if not error and fork in self._members:
+            self._begin(of, hub, fork, keeper, repl_pid)
             return
-        if error:
-            speaking.close()
-            if fork is of:  # it goes on as the process that it was, and nothing keeps it apart from forks
-                self.end_hub(of, error)
-            else:
-                self._refuse(fork, error)
-            return
-        is_lie = keeper_pid == repl_pid or not {keeper_pid, repl_pid} <= {*self._proc.others()} - self._known()
-        self.is_broken |= is_lie
+        if not error:  # its owner has given it up meanwhile
+            self._kill(keeper)
+        speaking.close()
+        if error and fork is of:  # it goes on as the process that it was, and nothing keeps it apart from forks
+            self.end_hub(of, error)
+        elif error and fork in self._members:
+            self._refuse(fork, error)
+
+    def _begin(self, of: LivingRepl, hub: _Hub, fork: LivingRepl, keeper: _Keeper, pid: int) -> None:
+        """Take the processes of a fork, or of the REPL that goes on beside its hub."""
+        if keeper.pid == pid or not {keeper.pid, pid} <= {*self._proc.others()} - self._known():  # a lie
+            self._has_failed()
         if fork is of:
             hub.pid = of.pid or 0
             self._end_keeper(of)
         else:
             hub.made.append(fork)
-        fork.pid, fork.keeper = repl_pid, _Keeper(keeper_pid, speaking)
-        self._events.listen(speaking.fileno(), lambda *_: self._hear_keeper(fork))
-        for pid in (keeper_pid, repl_pid, hub.pid):
-            self._watch.memory.share(pid, hub.moment, hub.shared_bytes)
-        self._watch.cpu_times.program_started(keeper_pid)
+        fork.pid, fork.keeper = pid, keeper
+        self._events.listen(keeper.speaking.fileno(), lambda *_: self._hear_keeper(fork))
+        for each in (keeper.pid, pid, hub.pid):
+            self._watch.memory.share(each, hub.moment, hub.shared_bytes)
+        self._watch.cpu_times.program_started(keeper.pid)
         if hub.pid:
-            for each in hub.made:
-                each.control.say(Started(layers=[]))
+            for made in hub.made:
+                made.control.say(Started(layers=[]))
             hub.made.clear()
 
     def _hear_keeper(self, of: LivingRepl) -> None:
@@ -291,7 +292,7 @@ class Family:
         except OSError:
             said = b""
         if len(said) != REPL_ENDED.size:  # it was killed from outside
-            self.is_broken = True
+            self._has_failed()
             return
         of.has_ended(*REPL_ENDED.unpack(said))
 
@@ -299,10 +300,10 @@ class Family:
 
     def end(self, of: LivingRepl) -> None:
         """Kill a REPL and all that it started, and forward its last output. Return when all has ended."""
-        if of.keeper is None and of.pid is not None:
-            self.is_broken = True
         if of.keeper is not None:
-            self.is_broken |= not self._was_killed(of.keeper)
+            self._kill(of.keeper)
+        elif of.pid is not None:
+            self._has_failed()
         self.was_ended(of)
 
     def was_ended(self, of: LivingRepl) -> None:
@@ -320,19 +321,20 @@ class Family:
             self.end(of)
             self._drop(of)
 
-    def _was_killed(self, keeper: _Keeper) -> bool:
+    def _kill(self, keeper: _Keeper) -> None:
+        """Have a keeper kill its REPL and all that it started, and end."""
         until = time.monotonic() + KILLED_S
         answer = select.poll()
         answer.register(keeper.speaking, select.POLLIN)
-        try:
+        said = b""
+        with contextlib.suppress(OSError):
             keeper.speaking.send(KILL, socket.MSG_DONTWAIT)
             while (left_s := until - time.monotonic()) > 0 and answer.poll(math.ceil(1000 * left_s)):
                 said = keeper.speaking.recv(REPL_ENDED.size, socket.MSG_DONTWAIT)
                 if len(said) != REPL_ENDED.size:
-                    return said == KILL
-        except OSError:
-            return False
-        return False
+                    break
+        if said != KILL:
+            self._has_failed()
 
     def _end_keeper(self, of: LivingRepl) -> None:
         """Have a keeper end, and nothing below it."""

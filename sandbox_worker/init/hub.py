@@ -37,7 +37,7 @@ import signal
 import socket
 from typing import NoReturn
 
-from sandbox_worker.init.child import have_no_threads, may_have_threads
+from sandbox_worker.init.child import MOST_DESCRIPTORS, have_no_threads, kill_until_alone, may_have_threads
 from sandbox_worker.isolation import landlock, syscalls
 from sandbox_worker.repl.checkpoint import HandedDescriptors, allow_processes, random_kept
 from sandbox_worker.wire.descriptors import (
@@ -58,104 +58,97 @@ _PLACES = (CONNECTION_FD, 1, 2, STACK_FD, HANDED_FD)
 """Numbers of a further REPL's descriptors, in the order in which they come. Its bell follows."""
 
 
-class HubMaker:
-    """Makes a REPL a hub for its forks.
+def become_hub(handed: HandedDescriptors, landlock_abi: int, copies: int) -> mmap.mmap | None:
+    """Become a hub, by the socket that init has handed over. Return in each REPL that is forked from it.
 
     Args:
+        handed: Receiver of the socket.
         landlock_abi: Version of Landlock.
         copies: Processes that checkpoints may have, beyond those of code.
+
+    Returns:
+        The bell of a further REPL. None in the REPL that goes on; also if there is no socket, or no process can be
+        forked for it: then it goes on in this process.
     """
-
-    def __init__(self, landlock_abi: int, copies: int) -> None:
-        self._abi = landlock_abi
-        self._copies = copies
-
-    def become_hub(self, handed: HandedDescriptors) -> mmap.mmap | None:
-        """Become a hub, by the socket that init has handed over. Return in each REPL that is forked from it.
-
-        Returns:
-            The bell of a further REPL. None in the REPL that goes on; also if there is no socket, or no process can be
-            forked for it: then it goes on in this process.
-        """
-        speaking = handed.newest(A_HUB)
-        if speaking is None:
-            return None
-        restore_random = random_kept()
-        on_child = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers leave no zombies
-        allow_processes(self._copies, self._copies)  # REPLs of a family make no checkpoints
-        have_no_threads()  # it has one: no fork need look for others
-        hands = os.dup(HANDED_FD)
-        os.dup2(speaking, HANDED_FD, inheritable=False)  # the filter lets no other socket receive descriptors
-        os.close(speaking)
-        hub = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, HANDED_FD)
-        while True:
-            packet, fds = receive(hub, 1, MOST_FORK_FDS)
-            if not fds:
-                os._exit(0)
-            goes_on = packet == GOES_ON
-            if self._is_repl(*fds[:2], waits=goes_on):
-                break
-            for fd in fds:
-                os.close(fd)
-            if goes_on:  # the REPL that goes on has them
-                os.dup2(HANDED_FD, CONNECTION_FD, inheritable=False)
-                os.close(hands)
-                hands = -1
-        hub.detach()
-        bell = None
-        if goes_on:
-            os.dup2(hands, HANDED_FD, inheritable=False)
-        else:
-            bell = _settle(fds[2:])
-        for fd in (*fds, *([hands] if hands >= 0 else [])):
+    speaking = handed.newest(A_HUB)
+    if speaking is None:
+        return None
+    restore_random = random_kept()
+    on_child = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers leave no zombies
+    allow_processes(copies, copies)  # REPLs of a family make no checkpoints
+    have_no_threads()  # it has one: no fork need look for others
+    hands = os.dup(HANDED_FD)
+    os.dup2(speaking, HANDED_FD, inheritable=False)  # the filter lets no other socket receive descriptors
+    os.close(speaking)
+    hub = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, HANDED_FD)
+    while True:
+        packet, fds = receive(hub, 1, MOST_FORK_FDS)
+        if not fds:
+            os._exit(0)
+        goes_on = packet == GOES_ON
+        if _is_repl(fds[0], fds[1], landlock_abi, waits=goes_on):
+            break
+        for fd in fds:
             os.close(fd)
-        may_have_threads()
-        restore_random()
-        if on_child is not None:
-            signal.signal(signal.SIGCHLD, on_child)
-        return bell
+        if goes_on:  # the REPL that goes on has it
+            os.dup2(HANDED_FD, CONNECTION_FD, inheritable=False)
+    hub.detach()
+    bell = None
+    if goes_on:
+        os.dup2(hands, HANDED_FD, inheritable=False)
+    else:
+        bell = _settle(fds[2:])
+    for fd in (*fds, hands):
+        os.close(fd)
+    may_have_threads()
+    restore_random()
+    if on_child is not None:
+        signal.signal(signal.SIGCHLD, on_child)
+    return bell
 
-    def _is_repl(self, keeping: int, ruleset: int, *, waits: bool) -> bool:
-        """Fork a keeper with its REPL. They tell init of themselves. Return whether this process is the REPL.
 
-        Args:
-            keeping: The keeper's socket.
-            ruleset: Landlock ruleset of its domain, and of the one within.
-            waits: Whether to wait until both are there, and to be the REPL if they cannot be.
-        """
-        made, there = os.pipe()
-        try:
-            keeper = os.fork()
-        except OSError as error:
+def _is_repl(keeping: int, ruleset: int, landlock_abi: int, *, waits: bool) -> bool:
+    """Fork a keeper with its REPL. They tell init of themselves. Return whether this process is the REPL.
+
+    Args:
+        keeping: The keeper's socket.
+        ruleset: Landlock ruleset of its domain, and of the one within.
+        landlock_abi: Version of Landlock.
+        waits: Whether to wait until both are there, and to be the REPL if they cannot be.
+    """
+    made, there = os.pipe()
+    try:
+        keeper = os.fork()
+    except OSError as error:
+        os.write(keeping, _failure(error))
+        os.close(there)
+        os.close(made)
+        return waits
+    if keeper:
+        os.close(there)
+        is_there = not waits or bool(os.read(made, 1))
+        os.close(made)
+        return not is_there
+    try:
+        os.close(made)
+        landlock.restrict(ruleset, landlock_abi)
+        syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+        if repl := os.fork():
+            os.close(there)
+            _keep(keeping, repl)
+        landlock.restrict(ruleset, landlock_abi)
+        os.setpgid(0, 0)  # model code may signal its own process group
+        os.write(keeping, FORKED.pack(0, os.getppid(), os.getpid()))
+        if waits:
+            os.write(there, GOES_ON)
+        os.close(there)
+    except OSError as error:
+        with contextlib.suppress(OSError):
             os.write(keeping, _failure(error))
-            os.close(there)
-            os.close(made)
-            return waits
-        if keeper:
-            os.close(there)
-            is_there = not waits or bool(os.read(made, 1))
-            os.close(made)
-            return not is_there
-        try:
-            os.close(made)
-            landlock.restrict(ruleset, self._abi)
-            syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
-            if repl := os.fork():
-                os.close(there)
-                _keep(keeping, repl)
-            landlock.restrict(ruleset, self._abi)
-            os.setpgid(0, 0)  # model code may signal its own process group
-            os.write(keeping, FORKED.pack(0, os.getppid(), os.getpid()))
-            if waits:
-                os.write(there, GOES_ON)
-            os.close(there)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.write(keeping, _failure(error))
-            os._exit(1)
-        except BaseException:  # noqa: BLE001 - functions of model code may raise anything: this process must run no block
-            os._exit(1)
-        return True
+        os._exit(1)
+    except BaseException:  # noqa: BLE001 - functions of model code may raise anything: this process must run no block
+        os._exit(1)
+    return True
 
 
 def _failure(error: OSError) -> bytes:
@@ -183,7 +176,7 @@ def _keep(keeping: int, repl: int) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         own = fcntl.fcntl(keeping, fcntl.F_DUPFD, 0)
         os.closerange(0, own)
-        os.closerange(own + 1, os.sysconf("SC_OPEN_MAX"))
+        os.closerange(own + 1, MOST_DESCRIPTORS)
         ended = syscalls.ended_children()
         poll = select.poll()
         poll.register(own, select.POLLIN)
@@ -199,21 +192,14 @@ def _keep(keeping: int, repl: int) -> NoReturn:
                 elif os.read(own, len(KILL)) != KILL:
                     os._exit(0)
                 else:
-                    _kill_all()
+                    kill_until_alone(_kill_others)
                     os.write(own, KILL)
                     os._exit(0)
     finally:
         os._exit(1)
 
 
-def _kill_all() -> None:
-    """Kill all processes of this domain but this one. Return when they have ended."""
-    while True:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # none is left, or all others are outside
-            os.kill(-1, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
+def _kill_others() -> None:
+    """Kill all processes of this domain but this one."""
+    with contextlib.suppress(PermissionError):  # all others are outside
+        os.kill(-1, signal.SIGKILL)

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from sandbox_worker.init import files
 from sandbox_worker.init.checkpoints import FrozenCopies
-from sandbox_worker.init.child import Confinement
+from sandbox_worker.init.child import MOST_DESCRIPTORS, Confinement
 from sandbox_worker.init.families import Family, LivingRepl
 from sandbox_worker.init.output_pipes import EXPLAIN_S, ReplOutput
 from sandbox_worker.init.procfs import Proc, Status
@@ -131,6 +131,9 @@ def main(fds: list[int], spawn: Spawn, shared: ZygoteLayers, mapping_works: bool
 class Init:
     """The loop of init, once it is locked in."""
 
+    _is_broken = False
+    """Whether a REPL could not be ended alone."""
+
     def __init__(
         self,
         control: socket.socket,
@@ -155,8 +158,8 @@ class Init:
         self._has_started = False
         self._is_watched = False
         self._events = events = Events()
-        self._control = InitSocket(control, events, lambda: self._obey(self._repl))
-        events.listen(children, lambda *_: self._reap())
+        self._control = InitSocket(control, events, self._obey)
+        events.listen(children, self._reap)
         output = ReplOutput(events, spawn.bounds, self._control.say, bell)
         self._repl = ReplProcess(confinement, self._control, output, bell, hands, preloaded, mapping_works)
         self._repls: list[LivingRepl] = [self._repl]  # and its forks
@@ -166,7 +169,10 @@ class Init:
     @cached_property
     def _family(self) -> Family:
         """Made once a fork is wanted: most workers never have one."""
-        return Family(self._confinement, self._events, self._watch, self._repls, self._obey)
+        return Family(self._confinement, self._events, self._watch, self._repls, self._obey, self._break)
+
+    def _break(self) -> None:
+        self._is_broken = True
 
     @property
     def _is_family(self) -> bool:
@@ -183,14 +189,14 @@ class Init:
 
     def take_turn(self) -> None:
         """Wait for what comes next, and take it."""
-        waits_s = [each.output.regulate(each.control.is_clear) for each in self._repls]
-        if self._has_to_watch:
-            waits_s.append(self._watch.wait_s())
-        wait_s = min([each for each in waits_s if each is not None], default=None)
-        self._events.wait(None if wait_s is None else math.ceil(wait_s * 1000))
+        wait_s = self._watch.wait_s() if self._has_to_watch else math.inf
+        for each in self._repls:
+            paused_s = each.output.regulate(each.control.is_clear)
+            wait_s = wait_s if paused_s is None else min(wait_s, paused_s)
+        self._events.wait(None if wait_s == math.inf else math.ceil(wait_s * 1000))
         if self._has_to_watch and self._watch.wait_s() == 0:
             self._look()
-        if "_family" in vars(self) and self._family.is_broken:
+        if self._is_broken:
             self._lose_all()
 
     @property
@@ -199,11 +205,12 @@ class Init:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def _obey(self, of: LivingRepl) -> None:
-        """Obey the next request on the control socket of a REPL. At the end of the socket, end the REPL, and with the
-        worker's own all others."""
+    def _obey(self, of: LivingRepl | None = None) -> None:
+        """Obey the next request on the control socket of a fork, or else of the worker. At its end, end the fork, or
+        all."""
+        of = of or self._repl
         try:
-            packet, fds = of.control.hear(socket.MSG_DONTWAIT)
+            packet, fds = of.control.hear()
         except BlockingIOError:
             return
         if not packet:
@@ -323,6 +330,7 @@ class Init:
     def _resume(self, number: int, connection_fd: int) -> bool:
         """Have a checkpoint go on as the REPL, and return whether there is one of that number."""
         pid = self._checkpoints.resume(number, connection_fd)
+        os.close(connection_fd)
         if pid is None:
             return False
         self._repl.resumed(pid)
@@ -360,11 +368,11 @@ class Init:
         """Kill all processes, since a program or a REPL could not be ended alone."""
         living = [each for each in self._repls if each.pid is not None]
         self._end(None)
-        self._family.is_broken = False
+        self._is_broken = False
         for each in living:
             each.control.say(Died(signal=signal.SIGKILL))
 
-    def _reap(self) -> None:
+    def _reap(self, *_event: int) -> None:
         """Wait for all children that have ended: the REPL, and orphans, which count as processes until then."""
         with contextlib.suppress(BlockingIOError):  # a kill has taken the signal since
             os.read(self._children, 4096)
@@ -495,4 +503,4 @@ def _keep_only(fds: list[int]) -> None:
     copies = [os.dup(fd) for fd in fds]  # ascending numbers: no copy is overwritten before it is moved
     for number, copy in enumerate(copies, CONTROL_FD):
         os.dup2(copy, number, inheritable=False)
-    os.closerange(CONTROL_FD + len(fds), os.sysconf("SC_OPEN_MAX"))
+    os.closerange(CONTROL_FD + len(fds), MOST_DESCRIPTORS)

@@ -11,9 +11,9 @@ import time
 from collections.abc import Collection
 from typing import NoReturn
 
-from sandbox_worker.init.child import Confinement, may_have_threads
+from sandbox_worker.init.child import Confinement, kill_until_alone, may_have_threads
 from sandbox_worker.init.families import LivingRepl
-from sandbox_worker.init.hub import HubMaker
+from sandbox_worker.init.hub import become_hub
 from sandbox_worker.init.output_pipes import ReplOutput, WriteEnds
 from sandbox_worker.init.sockets import Hands, InitSocket
 from sandbox_worker.isolation.layer import LayerFailed
@@ -24,7 +24,7 @@ from sandbox_worker.repl.channel import Channel
 from sandbox_worker.repl.checkpoint import HandedDescriptors
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
-from sandbox_worker.repl.repl import HandedContexts, Repl
+from sandbox_worker.repl.repl import Repl
 from sandbox_worker.wire.control import BROKEN, Failed, Forked, InitStep, Started, pack
 from sandbox_worker.wire.descriptors import BELL, CONNECTION_FD, CONTROL_FD, HANDED_FD, INTERRUPTED_AT, STACK_FD
 
@@ -95,21 +95,16 @@ class ReplProcess(LivingRepl):
         """
         left = self._kill_others(spared) if spared else set()
         if not left and (self.pid is not None or os.getpid() == 1):
-            while True:
-                with contextlib.suppress(ProcessLookupError):
-                    if os.getpid() == 1:
-                        os.kill(-1, signal.SIGKILL)  # all processes of the namespace but init itself
-                    elif self.pid is not None:
-                        os.kill(self.pid, signal.SIGKILL)  # before it has a process group of its own, killpg misses it
-                        os.killpg(self.pid, signal.SIGKILL)
-                try:
-                    os.waitpid(-1, 0)
-                    while os.waitpid(-1, os.WNOHANG)[0]:
-                        pass  # reap all that have ended before the next kill(-1): one kill a process takes minutes
-                except ChildProcessError:
-                    break
+            kill_until_alone(self._kill)
         self.pid = None
         return left
+
+    def _kill(self) -> None:
+        if os.getpid() == 1:
+            os.kill(-1, signal.SIGKILL)  # all processes of the namespace but init itself
+        elif self.pid is not None:
+            os.kill(self.pid, signal.SIGKILL)  # before it has a process group of its own, killpg misses it
+            os.killpg(self.pid, signal.SIGKILL)
 
     def _kill_others(self, spared: Collection[int]) -> set[int]:
         """Kill all processes but these. Return those of them that live, once all others have ended; none if some do
@@ -184,13 +179,11 @@ class ReplProcess(LivingRepl):
         channel = Channel(connection, bounds.max_frame_bytes, interrupts, reserve)
         begin_with(preloaded.seed if self._seed is None else self._seed)
         memory_reserve.report_memory(bounds.memory_bytes)
-        descriptors = handed = None
-        if bounds.later_context_bytes:
-            descriptors = HandedDescriptors()
-            handed = HandedContexts(descriptors, reserve, self._mapping_works)
-        become_hub = HubMaker(self._confinement.landlock_abi, bounds.keep_checkpoints + 1).become_hub
-        rest = preloaded.variables, handed, preloaded.undecoded, descriptors, become_hub
+        rest = preloaded.variables, preloaded.undecoded, self._mapping_works, self._become_hub
         return Repl(preloaded.contexts, channel, interrupts, reserve, bounds, self.bell, *rest)
+
+    def _become_hub(self, handed: HandedDescriptors) -> mmap.mmap | None:
+        return become_hub(handed, self._confinement.landlock_abi, self._bounds.keep_checkpoints + 1)
 
 
 def fail(step: InitStep, error: BaseException) -> NoReturn:

@@ -1,5 +1,4 @@
-"""What init waits for, and its ends of sockets: a control socket, and one on which a REPL gets descriptors while it
-lives."""
+"""Init's sockets, and its wait for them: control sockets, and those on which REPLs get descriptors while they live."""
 
 import array
 import contextlib
@@ -14,6 +13,7 @@ from sandbox_worker.wire.descriptors import A_CONTEXT, receive
 
 MOST_FDS = 4
 """Most descriptors beside one packet: `RunProgram` has four."""
+_DONT_WAIT = int(socket.MSG_DONTWAIT)
 
 
 def send(connected: socket.socket, packet: bytes, fds: Sequence[int]) -> None:
@@ -53,10 +53,12 @@ class Events:
 
     def wait(self, most_ms: int | None) -> None:
         """Wait for events, and have them heard."""
-        found, hearers = self.poll.poll(most_ms), self._hearers.copy()
-        for fd, events in found:
-            if self._hearers.get(fd) is hearers[fd]:  # else an earlier event has closed it; its number may be used anew
-                hearers[fd](fd, events)
+        heard = []
+        for fd, events in self.poll.poll(most_ms):
+            heard.append((self._hearers[fd], fd, events))
+        for hearer, fd, events in heard:
+            if self._hearers.get(fd) is hearer:  # else an earlier event has closed it; its number may be used anew
+                hearer(fd, events)
 
 
 class InitSocket:
@@ -75,6 +77,7 @@ class InitSocket:
         self._events = events
         self._obey = obey
         self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._waits = False  # for the orchestrator to take packets
         events.listen(connected.fileno(), self._hear)
 
     def fileno(self) -> int:
@@ -104,8 +107,9 @@ class InitSocket:
             self._queue.popleft()
             for fd in fds:
                 os.close(fd)
-        with contextlib.suppress(FileNotFoundError):
-            self._events.poll.modify(self._socket.fileno(), select.POLLIN | (select.POLLOUT if self._queue else 0))
+        if self.is_clear == self._waits:
+            self._waits = not self._waits
+            self._events.poll.modify(self._socket.fileno(), select.POLLIN | (select.POLLOUT if self._waits else 0))
 
     def _hear(self, _fd: int, events: int) -> None:
         if events & select.POLLOUT:
@@ -113,9 +117,13 @@ class InitSocket:
         if events & ~select.POLLOUT:
             self._obey()
 
-    def hear(self, flags: int = 0) -> tuple[bytes, list[int]]:
-        """Return the next packet and its descriptors; an empty packet if the orchestrator has hung up."""
-        return receive(self._socket, MAX_PACKET_BYTES, MOST_FDS, flags)
+    def hear(self) -> tuple[bytes, list[int]]:
+        """Return the next packet and its descriptors; an empty packet if the orchestrator has hung up.
+
+        Raises:
+            BlockingIOError: There is no packet.
+        """
+        return receive(self._socket, MAX_PACKET_BYTES, MOST_FDS, _DONT_WAIT)
 
     def close(self) -> None:
         """Close it: there is nothing to hear any more."""

@@ -29,14 +29,12 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 
 from sandbox_worker.wire.descriptors import (
     A_CHECKPOINT,
-    A_CONNECTION,
     CHECKPOINT_MADE,
     CONNECTION_FD,
-    GO_ON,
     HANDED_FD,
     STACK_FD,
     receive,
@@ -47,21 +45,18 @@ class HandedDescriptors:
     """Receiver of the descriptors that init hands to this process, sorted by the packets beside them."""
 
     def __init__(self) -> None:
-        self._socket: socket.socket | None = None  # made when it is needed: most REPLs are handed nothing
         self._waiting: defaultdict[bytes, list[int]] = defaultdict(list)
 
-    def take(self, packet: bytes) -> int | None:
-        """Return the next descriptor that came with this packet, for the caller to close; None if there is none.
+    @cached_property
+    def _socket(self) -> socket.socket:
+        return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, HANDED_FD)
 
-        Raises:
-            OSError: Model code has closed the socket.
-        """
-        if self._socket is None:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, HANDED_FD)
+    def take(self, packet: bytes) -> int | None:
+        """Return the next descriptor that came with this packet, for the caller to close; None if there is none."""
         while not self._waiting[packet]:  # no more is received than is needed: a process may have few descriptors
             try:
                 kind, fds = receive(self._socket, 1, 1, socket.MSG_DONTWAIT)
-            except BlockingIOError:
+            except OSError:  # there is no further one; or model code has closed the socket
                 return None
             if not fds:
                 return None
@@ -72,11 +67,10 @@ class HandedDescriptors:
         """Return the last descriptor that came with this packet; None if there is none. Older ones are closed: they are
         of blocks that were cancelled before they began."""
         newest = None
-        with contextlib.suppress(OSError):  # model code has closed the socket
-            while (fd := self.take(packet)) is not None:
-                if newest is not None:
-                    os.close(newest)
-                newest = fd
+        while (fd := self.take(packet)) is not None:
+            if newest is not None:
+                os.close(newest)
+            newest = fd
         return newest
 
     def close_all(self) -> None:
@@ -116,7 +110,9 @@ def make_checkpoint(handed: HandedDescriptors, copies: int) -> bool:
         _fork_again()
         os.close(made)
         _freeze(speaking, there, began)
-        _go_on(handed, restore_random, copies)
+        handed.close_all()  # those of later contexts are handed over again
+        restore_random()
+        allow_processes(copies, 2)  # nor is this copy one
         return True
     os.close(speaking)
     os.close(there)
@@ -139,31 +135,20 @@ def _fork_again() -> None:
 
 
 def _freeze(speaking: int, there: int, began: float) -> None:
-    """Tell init of this copy, and wait until it is to go on. Otherwise end it."""
+    """Tell init of this copy, and wait until it is to go on, with a fresh connection. Otherwise end it."""
     try:
         os.setpgid(0, 0)  # model code may signal its own process group
-        os.close(CONNECTION_FD)
-        os.write(speaking, CHECKPOINT_MADE.pack(os.getpid(), time.monotonic() - began))
-        os.close(there)
-        if os.read(speaking, len(GO_ON)) != GO_ON:
-            os._exit(0)
+        os.dup2(HANDED_FD, CONNECTION_FD, inheritable=False)  # the old connection's number, where this one waits, too
+        os.dup2(speaking, HANDED_FD, inheritable=False)  # the filter lets no other socket receive descriptors
         os.close(speaking)
+        os.write(HANDED_FD, CHECKPOINT_MADE.pack(os.getpid(), time.monotonic() - began))
+        os.close(there)
+        waiting = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, HANDED_FD)
+        _, connections = receive(waiting, 1, 1)
+        os.dup2(CONNECTION_FD, waiting.detach(), inheritable=False)
+        os.dup2(connections[0], CONNECTION_FD, inheritable=False)  # so that all objects find it
+        os.close(connections[0])
     except BaseException:  # noqa: BLE001 - a handler of model code may raise anything: this copy must run no block
-        os._exit(0)
-
-
-def _go_on(handed: HandedDescriptors, restore_random: Callable[[], object], copies: int) -> None:
-    """Take the fresh connection. The number of its descriptor is the old one's, so that all objects find it."""
-    try:
-        connection = handed.take(A_CONNECTION)
-        assert connection is not None
-        handed.close_all()  # those of later contexts are handed over again
-        if connection != CONNECTION_FD:
-            os.dup2(connection, CONNECTION_FD, inheritable=False)
-            os.close(connection)
-        restore_random()
-        allow_processes(copies, 2)  # nor is this copy one
-    except BaseException:  # noqa: BLE001 - as above
         os._exit(0)
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, NoReturn
 
@@ -17,7 +18,6 @@ import msgspec
 
 from sandbox_worker import RELEASE
 from sandbox_worker.loading.context import ContextBroken, Undecoded, load_into
-from sandbox_worker.loading.form import ContextPiece
 from sandbox_worker.repl.adaptation import begin_with
 from sandbox_worker.repl.changes import Changes
 from sandbox_worker.repl.channel import FORKED, LOST, Channel, ConnectionClosed, Given
@@ -53,45 +53,9 @@ from sandbox_worker.wire.messages import (
 )
 from sandbox_worker.wire.values import decode_context
 
-
-class HandedContexts:
-    """Receiver of later contexts, whose memfds init hands over.
-
-    Args:
-        descriptors: Receiver of the memfds.
-        reserve: Reserve that lends memory for them.
-        mapping_works: Whether texts can be mapped. Otherwise they are copied.
-    """
-
-    def __init__(self, descriptors: HandedDescriptors, reserve: Reserve, mapping_works: bool) -> None:
-        self._descriptors = descriptors
-        self._reserve = reserve
-        self._mapping_works = mapping_works
-
-    def take(self, pieces: Sequence[ContextPiece]) -> Any:
-        """Return the context of these pieces, whose memfds are the next ones in the socket.
-
-        Raises:
-            ContextBroken: A memfd is missing, or a piece cannot be loaded.
-        """
-        loaded: dict[str, Any] = {}
-        for piece in pieces:
-            fd = self._next()
-            try:
-                self._reserve.lend(piece.form.written_bytes if self._mapping_works else piece.form.mapped_bytes)
-                load_into(loaded, "", fd, piece, self._mapping_works, decode_context)
-            finally:
-                os.close(fd)
-        return loaded[""]
-
-    def _next(self) -> int:
-        try:
-            fd = self._descriptors.take(A_CONTEXT)
-        except OSError as error:  # model code has closed the socket
-            raise ContextBroken(f"its memfd is missing: {error.strerror}") from None
-        if fd is None:  # model code has received the memfd itself
-            raise ContextBroken("its memfd is missing")
-        return fd
+NO_INPUT = open(0, closefd=False)  # noqa: SIM115 - stays open as long as the process lives
+"""`sys.stdin` of blocks without input: descriptor 0, /dev/null in a worker. It is made in the fork server: each REPL
+that made one would copy twenty pages."""
 
 
 class AskedInput(io.RawIOBase):
@@ -134,9 +98,8 @@ class Repl:
         bounds: Bounds of the output of one block to one stream.
         bell: Memory shared with init, which counts reads of output and names the block to interrupt (`descriptors`).
         variables: Name → value, for further variables that code finds, and may overwrite for good.
-        handed: Receiver of later contexts; None if there can be none.
-        descriptors: Receiver of what init hands over, if one was made already.
         undecoded: Parts of `contexts` that the first block must decode.
+        mapping_works: Whether texts of later contexts can be mapped. Otherwise they are copied.
         become_hub: Makes this process a hub, see `init/hub.py`; None if it cannot be forked.
     """
 
@@ -152,23 +115,21 @@ class Repl:
         bounds: OutputBounds,
         bell: bytes | mmap.mmap,
         variables: Mapping[str, Any] = types.MappingProxyType({}),
-        handed: HandedContexts | None = None,
         undecoded: Sequence[Undecoded] = (),
-        descriptors: HandedDescriptors | None = None,
+        mapping_works: bool = True,
         become_hub: Callable[[HandedDescriptors], mmap.mmap | None] | None = None,
     ) -> None:
         self._channel = channel
         channel.read_variables = self._read
         self._interrupts = interrupts
-        self._reserve, self._handed = reserve, handed
-        self._descriptors, self._become_hub = descriptors, become_hub
+        self._reserve, self._mapping_works, self._become_hub = reserve, mapping_works, become_hub
         self._contexts, self._undecoded = contexts, [*undecoded]
         self._pid, self._bell, self._bounds = os.getpid(), bell, bounds
         self._displays = Displays(channel)
         self._queries = queries = Queries(channel, self._flush, lambda: self._contexts)
         printing = bounds, self._print, interrupts.held, reserve.helped, self._push
         self._printers = [Printer("stdout", *printing), Printer("stderr", *printing)]
-        self._stdin = open(os.devnull)  # noqa: SIM115 - stays open as long as the process lives
+        self._stdin = NO_INPUT
         # Use a real module: pickle and multiprocessing look up definitions of blocks in `sys.modules["__main__"]`.
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         self._namespace: dict[str, Any] = main.__dict__
@@ -284,21 +245,25 @@ class Repl:
     def _copied(self, execute: Execute) -> bytes | None:
         """Make a checkpoint, or become a hub. In a copy that goes on as a REPL on a fresh connection, return the frame
         that says ready, in place of the result of a block that another process has begun; else None."""
-        self._descriptors = self._descriptors or HandedDescriptors()  # most REPLs need none
         lost = LOST
         if execute.becomes_hub and self._become_hub is not None:
-            lost, bell = FORKED, self._become_hub(self._descriptors)
+            lost, bell = FORKED, self._become_hub(self._handed)
             if bell is None:
                 self._now_of_this_process()
                 return None
             if isinstance(self._bell, mmap.mmap):
                 self._bell.close()  # it is another REPL's, which must not hear of this one
             self._bell = bell
-        elif not make_checkpoint(self._descriptors, execute.checkpoint):
+        elif not make_checkpoint(self._handed, execute.checkpoint):
             return None
         self._now_of_this_process()
         self._channel.begin_anew(lost)
         return self._channel.encode(Ready(RELEASE))
+
+    @cached_property
+    def _handed(self) -> HandedDescriptors:
+        """Receiver of what init hands over. Made when it is needed: most REPLs are handed nothing."""
+        return HandedDescriptors()
 
     def _now_of_this_process(self) -> None:
         """Take this process, which our code has forked, for the REPL."""
@@ -435,14 +400,22 @@ class Repl:
     # -- provided names ----------------------------------------------------------------------------------------------
 
     def _attached(self, attach: Attach) -> Any:
-        """Return a later context.
+        """Return a later context, whose memfds are the next ones that init has handed over.
 
         Raises:
-            ContextBroken: The context cannot be loaded.
+            ContextBroken: A memfd is missing, or a piece cannot be loaded.
         """
-        if self._handed is None:
-            raise ContextBroken("this REPL can be given no later context")
-        return self._handed.take(attach.pieces)
+        loaded: dict[str, Any] = {}
+        for piece in attach.pieces:
+            fd = self._handed.take(A_CONTEXT)
+            if fd is None:  # model code has received it itself
+                raise ContextBroken("its memfd is missing")
+            try:
+                self._reserve.lend(piece.form.written_bytes if self._mapping_works else piece.form.mapped_bytes)
+                load_into(loaded, "", fd, piece, self._mapping_works, decode_context)
+            finally:
+                os.close(fd)
+        return loaded[""]
 
     def _decode_contexts(self) -> BlockOutcome | None:
         """Decode the contexts that init has mapped. If one fails, then each block ends with its error."""

@@ -32,13 +32,13 @@ RULESET_FD = 6
 HANDED_FD = 7
 """Socket from init, on which a REPL gets descriptors while it lives. It exists only if the REPL may be given later
 contexts, or may make checkpoints."""
-A_CONTEXT, A_CHECKPOINT, A_CONNECTION, A_HUB = b".", b"c", b"!", b"h"
+A_CONTEXT, A_CHECKPOINT, A_HUB = b".", b"c", b"h"
 """Packets on that socket, each with one descriptor: a memfd of a later context; the socket of the checkpoint that is
-made next; the connection of a checkpoint that goes on as the REPL; the socket of a hub."""
+made next; that of a hub."""
 CHECKPOINT_MADE = struct.Struct("=qd")
 """Layout of what a checkpoint says to init: its pid, and the seconds that its forks took."""
 GO_ON = b"!"
-"""Packet by which init has a checkpoint go on. At the end of the socket the checkpoint ends."""
+"""Packet by which init has a checkpoint go on, with its connection. At the end of the socket the checkpoint ends."""
 GOES_ON, A_FORK = b"o", b"f"
 """Packets to a hub: fork the REPL that goes on with its connection, or a further one. The keeper's socket and the
 Landlock ruleset travel beside both. For a further one, these follow: its connection, its ends of three pipes, its end
@@ -51,6 +51,7 @@ REPL_ENDED = struct.Struct("=i")
 """Layout of a keeper's report that its REPL has ended: the wait status."""
 
 
+_INT = struct.Struct("=i")
 _CLOSE_ON_EXEC, _CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
 """The flags as integers: `|` and `&` of an enum member run five functions of `enum`."""
 
@@ -83,11 +84,11 @@ def receive(connected: socket.socket, most_bytes: int, most_fds: int, flags: int
         OSError: `recvmsg` failed.
     """
     fds = array.array("i")
-    beside = socket.CMSG_LEN(most_fds * fds.itemsize)
+    beside = socket.CMSG_LEN(most_fds * _INT.size)
     packet, received, told, _ = connected.recvmsg(most_bytes, beside, flags | _CLOSE_ON_EXEC)
     for level, kind, data in received:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+            fds.frombytes(data[: len(data) - len(data) % _INT.size])
     if told & _CUT:
         for fd in fds:
             os.close(fd)
@@ -101,7 +102,6 @@ INTERRUPTED_AT = BELL.size
 """Offset of the number of the last interrupted block. It has the layout of the counter."""
 BELL_BYTES = 2 * BELL.size
 """Size of the shared memory in bytes."""
-_INT = struct.Struct("=i")
 
 
 def pending_bytes(fd: int) -> int:
