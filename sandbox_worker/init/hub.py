@@ -90,14 +90,12 @@ def become_hub(handed: HandedDescriptors, landlock_abi: int, copies: int) -> mma
             break
         for fd in fds:
             os.close(fd)
-        if goes_on:  # the REPL that goes on has it
-            os.dup2(HANDED_FD, CONNECTION_FD, inheritable=False)
+        if goes_on:  # the REPL that goes on has these two
+            for number in (CONNECTION_FD, hands):
+                os.dup2(HANDED_FD, number, inheritable=False)
     hub.detach()
-    bell = None
-    if goes_on:
-        os.dup2(hands, HANDED_FD, inheritable=False)
-    else:
-        bell = _settle(fds[2:])
+    os.dup2(hands, HANDED_FD, inheritable=False)
+    bell = None if goes_on else _settle(fds[2:])
     for fd in (*fds, hands):
         os.close(fd)
     may_have_threads()

@@ -77,6 +77,7 @@ class Channel:
 
     Attributes:
         read_variables: Function that returns the frame of the answer to a `Read`.
+        owner: Pid of the REPL, which alone may use it. Processes that model code forks have others.
 
     Args:
         connected: Socket that has received `Welcome`.
@@ -105,14 +106,10 @@ class Channel:
         self._replies: dict[str, Reply] = {}
         self.begin_anew()
 
-    def now_of_this_process(self) -> None:
-        """Send queries from this process."""
-        self._owner = os.getpid()
-
     def begin_anew(self, error: str = LOST) -> None:
         """Begin with a connection of which no byte was read or sent. Called by the only thread of its process, between
         two blocks. Queries in the background that had no reply have this error as theirs."""
-        self.now_of_this_process()
+        self.owner = os.getpid()
         self._frames = FrameDecoder(self._max_frame_bytes)
         self._outbox: list[tuple[bytes, int]] = []
         self._holds_back = False
@@ -195,7 +192,7 @@ class Channel:
         Raises:
             CannotAsk, FrameTooLarge, MemoryError: As for `ask`.
         """
-        if os.getpid() != self._owner:
+        if os.getpid() != self.owner:
             raise CannotAsk(ONLY_HERE)
         with self._interrupts.held():
             block = self._block

@@ -107,12 +107,16 @@ def make_checkpoint(handed: HandedDescriptors, copies: int) -> bool:
     except OSError:  # too many processes, or too little memory
         middle = -1
     if middle == 0:
-        _fork_again()
-        os.close(made)
-        _freeze(speaking, there, began)
-        handed.close_all()  # those of later contexts are handed over again
-        restore_random()
-        allow_processes(copies, 2)  # nor is this copy one
+        try:
+            if os.fork():
+                os._exit(0)
+            os.close(made)
+            _freeze(speaking, there, began)
+            handed.close_all()  # those of later contexts are handed over again
+            restore_random()
+            allow_processes(copies, 2)  # nor is this copy one
+        except BaseException:  # noqa: BLE001 - functions of model code may raise anything: this copy must run no block
+            os._exit(0)
         return True
     os.close(speaking)
     os.close(there)
@@ -125,31 +129,19 @@ def make_checkpoint(handed: HandedDescriptors, copies: int) -> bool:
     return False
 
 
-def _fork_again() -> None:
-    """Fork the copy, and return in it alone."""
-    try:
-        if os.fork():
-            os._exit(0)
-    except OSError:
-        os._exit(1)
-
-
 def _freeze(speaking: int, there: int, began: float) -> None:
-    """Tell init of this copy, and wait until it is to go on, with a fresh connection. Otherwise end it."""
-    try:
-        os.setpgid(0, 0)  # model code may signal its own process group
-        os.dup2(HANDED_FD, CONNECTION_FD, inheritable=False)  # the old connection's number, where this one waits, too
-        os.dup2(speaking, HANDED_FD, inheritable=False)  # the filter lets no other socket receive descriptors
-        os.close(speaking)
-        os.write(HANDED_FD, CHECKPOINT_MADE.pack(os.getpid(), time.monotonic() - began))
-        os.close(there)
-        waiting = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, HANDED_FD)
-        _, connections = receive(waiting, 1, 1)
-        os.dup2(CONNECTION_FD, waiting.detach(), inheritable=False)
-        os.dup2(connections[0], CONNECTION_FD, inheritable=False)  # so that all objects find it
-        os.close(connections[0])
-    except BaseException:  # noqa: BLE001 - a handler of model code may raise anything: this copy must run no block
-        os._exit(0)
+    """Tell init of this copy, and wait until it is to go on, with a fresh connection. Raise IndexError if it is not."""
+    os.setpgid(0, 0)  # model code may signal its own process group
+    os.dup2(HANDED_FD, CONNECTION_FD, inheritable=False)  # the old connection's number, where this one waits, too
+    os.dup2(speaking, HANDED_FD, inheritable=False)  # the filter lets no other socket receive descriptors
+    os.close(speaking)
+    os.write(HANDED_FD, CHECKPOINT_MADE.pack(os.getpid(), time.monotonic() - began))
+    os.close(there)
+    waiting = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, HANDED_FD)
+    _, connections = receive(waiting, 1, 1)
+    os.dup2(CONNECTION_FD, waiting.detach(), inheritable=False)
+    os.dup2(connections[0], CONNECTION_FD, inheritable=False)  # so that all objects find it
+    os.close(connections[0])
 
 
 def random_kept() -> Callable[[], object]:

@@ -72,15 +72,10 @@ class Displays:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._owner = os.getpid()
         self._lock = threading.RLock()  # protects the counters alone; it is not held while a frame is sent
         self._count = self._bytes = 0
         self.block = 0
         self.omitted = 0
-
-    def now_of_this_process(self) -> None:
-        """Show from this process."""
-        self._owner = os.getpid()
 
     def begin_block(self, number: int) -> None:
         """Begin a block: displays belong to it from now on."""
@@ -104,7 +99,7 @@ class Displays:
     @property
     def is_here(self) -> bool:
         """Whether this is the REPL's own process. A process that model code forked cannot use the connection."""
-        return os.getpid() == self._owner
+        return os.getpid() == self._channel.owner
 
     def show(self, forms: Forms) -> None:
         """Send one object in these forms. Forms that are too large are left out; an object without forms is counted."""

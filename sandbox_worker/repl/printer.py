@@ -56,6 +56,9 @@ class Printer(io.TextIOBase):
         undisturbed: Context manager around each call of `send`, which delays interrupts so that no text is lost.
         helped: Function that calls another one, and gives it memory where it has none.
         push: Function called at a flush. Text that was given to `send` may wait until then.
+
+    Attributes:
+        owner: Pid of the REPL. In others, forked by model code, the text goes to a descriptor.
     """
 
     encoding = "utf-8"
@@ -77,7 +80,7 @@ class Printer(io.TextIOBase):
         self._helped = helped
         self._push = push
         self.buffer = _Bytes(self)
-        self._owner = os.getpid()
+        self.owner = os.getpid()
         self._forked = threading.Lock()  # only forked processes take it, so that it is free in each of them
         self._line_of: tuple[int, str] = (0, "")
         self._lock = threading.RLock()
@@ -105,7 +108,7 @@ class Printer(io.TextIOBase):
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        if os.getpid() != self._owner:
+        if os.getpid() != self.owner:
             self._write_in_fork(text, whole_lines=True)
             return len(text)
         with self._lock:
@@ -121,7 +124,7 @@ class Printer(io.TextIOBase):
     def flush(self) -> None:
         """Send the waiting text, unless there were too many flushes just before."""
         # Compare before taking the lock: in a forked process, a thread of the parent may have held it at the fork.
-        if os.getpid() != self._owner:
+        if os.getpid() != self.owner:
             self._write_in_fork("", whole_lines=False)
             return
         with self._lock:
@@ -140,7 +143,7 @@ class Printer(io.TextIOBase):
 
     def send_waiting(self) -> None:
         """Send the waiting text if a block runs. Between blocks it waits for the next one."""
-        if os.getpid() != self._owner:
+        if os.getpid() != self.owner:
             return
         with self._lock, self._undisturbed():
             if not (self._block_runs and self._waiting):
@@ -152,10 +155,6 @@ class Printer(io.TextIOBase):
 
     def _send_piece(self, text: str, at: int) -> None:
         self._send(self._stream, text[at : at + MAX_PIECE_CHARS])
-
-    def now_of_this_process(self) -> None:
-        """Write to the connection from this process. In others, forked by model code, the text goes to a descriptor."""
-        self._owner = os.getpid()
 
     def begin_block(self) -> None:
         """Begin a block. Text that threads printed since the last block belongs to this one."""

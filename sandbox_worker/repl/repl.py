@@ -124,7 +124,7 @@ class Repl:
         self._interrupts = interrupts
         self._reserve, self._mapping_works, self._become_hub = reserve, mapping_works, become_hub
         self._contexts, self._undecoded = contexts, [*undecoded]
-        self._pid, self._bell, self._bounds = os.getpid(), bell, bounds
+        self._bell, self._bounds = bell, bounds
         self._displays = Displays(channel)
         self._queries = queries = Queries(channel, self._flush, lambda: self._contexts)
         printing = bounds, self._print, interrupts.held, reserve.helped, self._push
@@ -217,7 +217,7 @@ class Repl:
             outcome = BlockOutcome("interrupted", "KeyboardInterrupt")
         # Any other exception means that model code has broken ours: this process ends, and init forks a fresh REPL.
         self._reserve.open()  # an interrupt may have skipped this
-        if os.getpid() != self._pid:
+        if os.getpid() != self._channel.owner:
             os._exit(0)  # model code forked, and this is the child: it must not answer for its parent
         for timer in TIMERS:
             signal.setitimer(timer, 0)  # its signal would hit a later block, or end the REPL between two blocks
@@ -267,11 +267,9 @@ class Repl:
 
     def _now_of_this_process(self) -> None:
         """Take this process, which our code has forked, for the REPL."""
-        self._pid = os.getpid()
-        self._displays.now_of_this_process()
+        self._channel.owner = os.getpid()
         for printer in self._printers:
-            printer.now_of_this_process()
-        self._channel.now_of_this_process()
+            printer.owner = self._channel.owner
 
     def _unprinted(self, outcome: BlockOutcome) -> dict[str, Any]:
         """Return the fields of a result that a block without echo has instead of output."""

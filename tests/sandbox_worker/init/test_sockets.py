@@ -75,3 +75,25 @@ def test_closed_socket_is_heard_and_not_raised(ends: tuple[InitSocket, socket.so
     control.say(Drained())
     assert control.is_clear
     assert control.hear() == (b"", [])
+
+
+def test_event_of_closed_descriptor_is_not_heard() -> None:
+    """Also if another one has its number since."""
+    (one, one_end), (other, other_end) = os.pipe(), os.pipe()
+    events = Events()
+    heard: list[int] = []
+
+    def hear(fd: int, _events: int) -> None:
+        heard.append(fd)
+        gone = other if fd == one else one
+        events.forget(gone)
+        os.dup2(fd, gone)
+        events.listen(gone, lambda *_: heard.append(gone))
+
+    for fd, end in ((one, one_end), (other, other_end)):
+        os.write(end, b"x")
+        events.listen(fd, hear)
+    events.wait(0)
+    for fd in (one, one_end, other, other_end):
+        os.close(fd)
+    assert len(heard) == 1

@@ -99,7 +99,7 @@ def test_forked_process_prints_to_the_descriptor(sent: Sent) -> None:
     def child() -> list[str]:
         os.dup2(write_end, 1)
         out = printer(sent)
-        out._owner = os.getppid()
+        out.owner = os.getppid()
         out.write("from the child\n")
         return sent
 
