@@ -149,12 +149,10 @@ class Checkpoints:
         if not self._made:
             raise ConfigurationError(f"there is no checkpoint to go back to: {self.problem or NONE[self._mode]}")
 
-    def rolled_back(self, point: Point) -> int:
-        """Record that the REPL goes on from there. Return the number of ended blocks whose variables are lost."""
-        undone = self.blocks - point.blocks
+    def rolled_back(self, point: Point) -> None:
+        """Record that the REPL goes on from there."""
         self._work_s, self.blocks = point.work_s, point.blocks
         self._asked, self._made = None, self._made[: self._made.index(point)]
-        return undone
 
     def all_is_lost(self) -> None:
         """Record that a fresh REPL takes the place of the last."""
