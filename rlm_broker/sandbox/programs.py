@@ -120,11 +120,9 @@ class _Input(_End):
     def __init__(self, fd: int, given: bytes) -> None:
         super().__init__(fd)
         self._left = memoryview(given)
-        self._is_served = False
         self._write()
         if self._left:
             self._loop.add_writer(fd, self._write)
-            self._is_served = True
 
     def _write(self) -> None:
         try:
@@ -138,8 +136,7 @@ class _Input(_End):
             self.close()
 
     def _stop(self) -> None:
-        if self._is_served:
-            self._loop.remove_writer(self._fd)
+        self._loop.remove_writer(self._fd)  # which has no effect if the loop does not serve it
 
 
 class _Output(_End):

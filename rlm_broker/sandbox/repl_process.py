@@ -245,8 +245,7 @@ class ReplWorker:
 
     async def roll_back(self, back: int = 1) -> bool:
         """Go on from the last checkpoint, or an earlier one, after `end_repl`. Return whether it could go on."""
-        started = self.started
-        point = None if started is None else self.checkpoints.point(started.worker.checkpoints, back)
+        started, point = self.started, self.checkpoints.point(back)
         if started is None or point is None or started.worker.gone.is_set():
             return False
         try:
@@ -288,7 +287,9 @@ class ReplWorker:
         seen = exceeded.post_mortem if exceeded else None
         if not worker.gone.is_set():
             with contextlib.suppress(SandboxFailed):  # init was killed meanwhile, and the REPL with it
-                seen = await worker.stop(explain and seen is None) or seen
+                stopped = await worker.stop(explain and seen is None)
+                self.checkpoints.spared(stopped.checkpoints)
+                seen = stopped.post_mortem or seen
         # A full scratch folder would end the next REPL, too. So the next one gets another worker. It also does if forks
         # share the worker: a fresh REPL would not be kept apart from them.
         is_shared = self.started is not None and self.started.is_shared
@@ -360,6 +361,8 @@ class ReplWorker:
     async def _connected_afresh(self, connection: Connection, for_replay: bool) -> None:
         """Go on with a fresh REPL process, see `start_afresh`. Raise WorkerDied if it died meanwhile."""
         self.checkpoints.all_is_lost()
+        if self.started is not None and self.started.context is not None:
+            connection.provide(self.started.context)
         if for_replay:
             await self._connected(connection, self.recorder.opening(self._limits.max_frame_bytes), ())
         else:

@@ -127,17 +127,18 @@ class Checkpoints:
                 if context is not None:
                     point.contexts.append(context)
 
-    def point(self, numbers: Collection[int], back: int = 1) -> Point | None:
-        """Return the checkpoint that lies so many back, of those of these numbers, which init has. If there is none,
-        `problem` says why."""
+    def spared(self, numbers: Collection[int]) -> None:
+        """Record that the REPL was killed, and which checkpoints init has spared. `problem` says why one is missing."""
         living = [each for each in self._made if each.number in numbers]
-        if len(living) >= back:
-            return living[-back]
-        if self._made:
+        if living != self._made:
             self.problem = "it had ended before, or its memory was needed"
-        elif self._asked is not None:
+        elif not living and self._asked is not None:
             self.problem = "the REPL could not make it"
-        return None
+        self._made = living
+
+    def point(self, back: int = 1) -> Point | None:
+        """Return the checkpoint that lies so many back, if init has it."""
+        return self._made[-back] if len(self._made) >= back else None
 
     def require(self, back: int) -> None:
         """Raise ConfigurationError unless there are so many checkpoints."""
@@ -152,7 +153,8 @@ class Checkpoints:
     def rolled_back(self, point: Point) -> None:
         """Record that the REPL goes on from there."""
         self._work_s, self.blocks = point.work_s, point.blocks
-        self._asked, self._made = None, self._made[: self._made.index(point)]
+        self._asked = self.problem = None
+        self._made = self._made[: self._made.index(point)]
 
     def all_is_lost(self) -> None:
         """Record that a fresh REPL takes the place of the last."""

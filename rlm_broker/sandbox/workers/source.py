@@ -53,6 +53,7 @@ class StartedWorker:
         connection: Connection of its first REPL.
         limits: Limits of each of its REPLs. Its taker may change those that init does not enforce.
         on_end: Called once, when the worker has ended. Its source may set it.
+        context: Small context that each of its REPLs is given as a value, since init does not have it; else None.
         relatives: This worker and its forks, as far as they have not ended; empty if it was never forked, or is none.
             They share one init.
     """
@@ -65,20 +66,13 @@ class StartedWorker:
         self.relatives: set[StartedWorker] = set()
         self._first: StartedWorker | None = None
         self._cold_start = cold_start
-        self._context: Provisions | None = None
-
-    def provide_context(self, context: Provisions) -> None:
-        """Give the REPL its context as a value. A restarted REPL gets it again, since init does not have it."""
-        self._context = context
-        self.connection.provide(context)
+        self.context: Provisions | None = None
 
     async def restart(self) -> Connection:
         """Start a fresh REPL with the same context, in place of one that has ended, and return its connection."""
         with shortage_told(_NO_REPL):
             async with self._cold_start.connecting(self.limits) as (connection, fd):
                 await self.worker.start(fd, self.limits.start_timeout_s)
-        if self._context is not None:
-            connection.provide(self._context)
         return connection
 
     async def resume(self, checkpoint: int, block: int) -> Connection:
@@ -332,9 +326,8 @@ class WarmPool:
         value = self._as_value(context)
         taken = None if value is None else await self._take_ready()
         asyncio.get_running_loop().call_later(REFILL_AFTER_S, self._refill)
-        if taken is not None and value is not None:
-            taken.limits = limits
-            taken.provide_context(value)
+        if taken is not None:
+            taken.limits, taken.context = limits, value
         return taken
 
     def fill(self) -> None:

@@ -50,7 +50,6 @@ class Worker:
             time.
         on_checkpointed: Called when the REPL has made a checkpoint.
         on_change: Called when `died` or `gone` changes.
-        checkpoints: Numbers of the checkpoints that the last `stop` has spared.
         cpus: CPUs for all its processes.
         seed: Seed of the random numbers in each of its REPLs: the fork server's, or else one of its own.
         scratch: Its folder on the host, at a level without a root of its own; else empty.
@@ -71,7 +70,6 @@ class Worker:
         self.on_written: Callable[[control.Written], None] = _ignore
         self.on_burned: Callable[[float], None] = _ignore
         self.on_checkpointed: Callable[[control.Checkpointed], None] = _ignore
-        self.checkpoints: list[int] = []
         self.on_change: Callable[[], None] = _ignore
         self.cpus = len(os.sched_getaffinity(0))
         self.scratch = scratch
@@ -140,7 +138,7 @@ class Worker:
 
     def _forget_last(self) -> None:
         """Forget how the last REPL has ended."""
-        self.died, self.checkpoints = None, []
+        self.died = None
         self._begun_at = -math.inf
 
     @property
@@ -178,13 +176,13 @@ class Worker:
         """Wait until all that was written to descriptors 1 and 2 so far has been passed to `on_written`."""
         await self._ask(control.Drained, control.Drain())
 
-    async def stop(self, explain: bool = False) -> control.LastSeen | None:
+    async def stop(self, explain: bool = False) -> control.Stopped:
         """Kill the REPL and all that it started, but for its checkpoints; return when they have ended and their last
-        output was passed on. If init is to `explain`, it looks at the REPL first, and its state is returned."""
+        output was passed on, with the numbers of the checkpoints. If init is to `explain`, it looks at the REPL first,
+        and its state is returned, too."""
         stopped = await self._ask(control.Stopped, control.Stop(explain=explain))
         self.died = None
-        self.checkpoints = stopped.checkpoints
-        return stopped.post_mortem
+        return stopped
 
     async def open_file(self, request: control.OpenToRead | control.OpenToWrite) -> int:
         """Have init open a regular file of the scratch folder; return a descriptor for the caller to close. Raise

@@ -54,14 +54,13 @@ def test_rollback_knows_what_is_lost() -> None:
     checkpoints.asked(2)  # and it was not made
     checkpoints.provided(Provisions.of({"c": 1}, 1000))
     checkpoints.block_ended(NOTHING, 1.0)
-    assert checkpoints.point([]) is None
-    assert checkpoints.point([2]) is None
-    point = checkpoints.point([1])
+    checkpoints.spared([1])
+    point = checkpoints.point()
     assert point is not None
     assert (point.provisions.names(), point.contexts) == ({"a", "b", "c"}, ["context_1"])
     checkpoints.rolled_back(point)
     assert checkpoints.blocks == 1
-    assert checkpoints.point([1]) is None
+    assert checkpoints.point() is None
     assert checkpoints.is_due  # the state is worth as much as before, and has no checkpoint any more
 
 
@@ -82,10 +81,12 @@ def test_older_checkpoints_stay_up_to_the_bound() -> None:
         checkpoints.asked(number)
         checkpoints.made(Checkpointed(number, cost_s=0.001))
         checkpoints.block_ended(NOTHING, 1.0)
-    found = [checkpoints.point([1, 2, 3], back) for back in (1, 2, 3)]
+    found = [checkpoints.point(back) for back in (1, 2, 3)]
     assert [each and each.number for each in found] == [3, 2, None]
-    last = checkpoints.point([2])  # code has ended the newer one
+    checkpoints.spared([2])  # code has ended the newer one
+    assert checkpoints.problem == "it had ended before, or its memory was needed"
+    last = checkpoints.point()
     assert last is not None
     checkpoints.rolled_back(last)
     assert (last.number, checkpoints.blocks) == (2, 1)
-    assert checkpoints.point([2]) is None
+    assert checkpoints.point() is None
