@@ -144,7 +144,7 @@ class ReplBlocks:
             recorder.forget(recorded)
             return spec.unsent(error)
         except asyncio.CancelledError:
-            await to_its_end(partial(self._cancelled, run, wanted, recorded, kills))
+            await to_its_end(partial(self._cancelled, run, spec, recorded, kills))
             raise
         except BaseException:  # the block has no caller any more
             await to_its_end(worker.end_repl)
@@ -154,20 +154,21 @@ class ReplBlocks:
         taken_s = (now := time.monotonic()) - started
         if result is None:
             return await self._killed(spec, run, connection.block, taken_s)
-        worker.checkpoints.block_ended(wanted, taken_s)
         block = spec.ended(result, run.limit, taken_s)
-        recorder.ended(recorded, block, run.clock.used_s(now))
-        if wanted.names is None:
+        if wanted.names is None:  # a block that reads variables makes none
+            worker.checkpoints.block_ended(taken_s)
+            recorder.ended(recorded, block, run.clock.used_s(now))
             self._kills = 0
         return block
 
-    async def _cancelled(self, run: BlockRun, wanted: Wanted, recorded: RecordedBlock, kills: bool) -> None:
+    async def _cancelled(self, run: BlockRun, spec: BlockSpec, recorded: RecordedBlock, kills: bool) -> None:
         """End a block whose caller was cancelled. If the block reacts, the REPL goes on with its variables."""
-        if not kills and await run.end(BY_CALLER):
-            self._worker.checkpoints.block_ended(wanted, run.clock.used_s(time.monotonic()))
+        if kills or not await run.end(BY_CALLER):
+            if not self._worker.is_closed:
+                await self._worker.end_repl()
+        elif spec.wanted.names is None:
+            self._worker.checkpoints.block_ended(run.clock.used_s(time.monotonic()))
             self._worker.recorder.ended(recorded, None, 0.0)
-        elif not self._worker.is_closed:
-            await self._worker.end_repl()
 
     async def _killed(self, spec: BlockSpec, run: BlockRun, number: int, taken_s: float) -> Block:
         """Kill a block, and bring the variables of the earlier ones back."""
@@ -285,8 +286,8 @@ class ReplBlocks:
         self.replayed = Replayed(0, recorder.problem if kept is None else None)
         if not any(isinstance(each, RecordedBlock) for each in last):
             return kept
-        problem = self._vain() or await self._obstacle(last, bool(kept))
-        if problem is not None:
+        self._kills += 1
+        if (problem := await self._obstacle(last, bool(kept))) is not None:
             self.replayed = Replayed(0, problem)
             recorder.cut(kept or 0)
             return kept
@@ -307,16 +308,10 @@ class ReplBlocks:
             recorder.cut(0)
             return None
 
-    def _vain(self) -> str | None:
-        """Return why a REPL is not replayed that has been killed again and again, as a clause. Its blocks may have
-        ruined it. So a fresh one takes its place."""
-        self._kills += 1
-        if self._kills <= MOST_KILLS:
-            return None
-        return f"it was killed {self._kills} times in a row, and its earlier blocks may be the reason"
-
     async def _obstacle(self, entries: Sequence[Entry], is_on_top: bool) -> str | None:
         """Return why blocks are not run again, as a clause; None if they are."""
+        if self._kills > MOST_KILLS:
+            return f"it was killed {self._kills} times in a row, and its earlier blocks may be the reason"
         most_s = self._limits.max_replay_s
         blocks = [each for each in entries if isinstance(each, RecordedBlock)]
         took_s = sum(each.seconds for each in blocks)
@@ -426,7 +421,7 @@ class ReplBlocks:
         if result is None:
             await self._worker.end_repl()
             return None, f"{which} was killed when it ran again: {run.killed_because}"
-        self._worker.checkpoints.block_ended(wanted, run.clock.used_s(time.monotonic()))
+        self._worker.checkpoints.block_ended(run.clock.used_s(time.monotonic()))
         block = spec.ended(result, run.limit, 0.0)
         if run.has_asked:
             return replace(recorded, problem=CUT_SHORT), f"{which} asked what the record has no answer to"

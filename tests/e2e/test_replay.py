@@ -180,7 +180,10 @@ def test_too_long_blocks_are_not_run_again(standard: Sandbox) -> None:
 
 def test_long_texts_are_not_kept_for_a_replay(repl: SandboxedRepl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "ENTRY_BYTES", record.MAX_BYTES // 2)
-    for _ in range(3):
+    repl.execute("x = 1")
+    assert [repl.get("x") for _ in range(3)] == [1, 1, 1]  # which takes no room
+    assert repl.record.blocks == 1
+    for _ in range(2):
         repl.execute("x = 1")
     assert repl.record.blocks == 0
     block = repl.execute(KILL)

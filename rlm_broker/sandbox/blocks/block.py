@@ -128,13 +128,12 @@ class BlockRun:
         """
         self._worker.on_written, self._worker.on_change = self._spec.output.written, self._wake.set
         self._worker.on_burned = _ignore
-        return await self._rest(self._begun)
+        return await self._rest()
 
     async def end(self, over: str) -> bool:
         """Interrupt a block whose `result` was cancelled, and return whether its REPL can go on."""
         self.interrupt(over)
-        block = self._block
-        return block is not None and await self._rest(lambda: block) is not None
+        return self._block is not None and await self._rest() is not None
 
     def _begun(self) -> "asyncio.Future[Result]":
         if self._worker.is_begun and self._may_begin_late:
@@ -151,11 +150,11 @@ class BlockRun:
         # The clock interrupts a running block. This bound is for processes left by an ended one.
         self._worker.begin(self._cpu_s, is_late)
 
-    async def _rest(self, begun: "Callable[[], asyncio.Future[Result]]") -> Result | None:
-        """Wait for the end of the block, and for the end of all answering of its queries."""
+    async def _rest(self) -> Result | None:
+        """Begin the block, unless it has begun. Wait for its end, and for the end of all answering of its queries."""
         result: Result | None = None
         try:
-            result = await self._outcome(begun())
+            result = await self._outcome(self._block or self._begun())
         except ProtocolViolation as violation:
             self.killed_because = f"it broke the protocol of its connection to the broker: {violation}"
         except SandboxFailed as failure:

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Final
 
 from rlm_broker.broker.transport.provisions import Provisions
-from rlm_broker.broker.transport.session import Wanted
 from rlm_broker.errors import ConfigurationError
 from sandbox_worker.wire.control import Checkpointed
 
@@ -113,11 +112,10 @@ class Checkpoints:
         """Record that init gives up all, since the REPL is forked."""
         self._asked, self._made = None, []
 
-    def block_ended(self, wanted: Wanted, seconds: float) -> None:
-        """Count a block whose variables a kill would lose. A block that reads variables makes none."""
-        if wanted.names is None:
-            self._work_s += seconds
-            self.blocks += 1
+    def block_ended(self, seconds: float) -> None:
+        """Count a block whose variables a kill would lose."""
+        self._work_s += seconds
+        self.blocks += 1
 
     def provided(self, more: Provisions, context: str | None = None) -> None:
         """Record provisions, of which a checkpoint does not know."""

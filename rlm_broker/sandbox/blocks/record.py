@@ -297,13 +297,13 @@ class ReplRecorder:
 
     def record(self) -> ReplRecord:
         """Return the record of all blocks that have ended."""
-        self._make_digests()
+        self._tidy()
         ended = (each for each in self.entries if not isinstance(each, RecordedBlock) or each.outcome or each.problem)
         return ReplRecord(ended, self.seed, self.problem)
 
     def copy(self) -> "ReplRecorder":
         """Return the recorder of a fork, which goes on from here. No block runs."""
-        self._make_digests()
+        self._tidy()
         made = ReplRecorder(self._opening, self.seed, is_on=True)
         made.begin_with(self.entries)
         made.problem, made._room = self.problem, self._room
@@ -322,7 +322,7 @@ class ReplRecorder:
         return made
 
     def begun(self, code: str, wanted: Wanted, number: int) -> RecordedBlock:
-        """Note a block that begins. It counts when it has `ended`. One that reads variables does not count."""
+        """Note a block that begins. It counts when it has `ended`. One that reads variables is not kept."""
         asks, submit = callable(wanted.stdin), wanted.submit
         stdin = wanted.stdin if isinstance(wanted.stdin, str) else None
         block = RecordedBlock(code, b"", 0.0, [], number, None, wanted.value, stdin, asks, submit, wanted.echo)
@@ -404,12 +404,6 @@ class ReplRecorder:
 
     def _tidy(self) -> None:
         """Make the digests that are missing. Beyond the bound, drop all entries for good."""
-        self._make_digests()
-        if self._room < 0 and self.problem is None:
-            self.entries = []
-            self.problem = f"the record of its blocks has more than {MAX_BYTES >> 20} MiB"
-
-    def _make_digests(self) -> None:
         self._loose_chars = 0
         while self._loose:
             block, query, told = self._loose.popleft()
@@ -417,3 +411,6 @@ class ReplRecorder:
                 block.outcome = outcome_of(told)
             else:
                 block.answers += zip(keys_of(query), told, strict=False)
+        if self._room < 0 and self.problem is None:
+            self.entries = []
+            self.problem = f"the record of its blocks has more than {MAX_BYTES >> 20} MiB"

@@ -143,15 +143,13 @@ class StartedWorker:
             with contextlib.suppress(SandboxFailed):
                 await self.worker.stop()
         if not self.relatives:
-            await (self._first or self)._end_all()
-
-    async def _end_all(self) -> None:
-        try:
-            await self._cold_start.fork_server.end(self.worker)
-        finally:
-            on_end, self.on_end = self.on_end, None
-            if on_end is not None:
-                on_end()
+            first = self._first or self
+            try:
+                await self._cold_start.fork_server.end(first.worker)
+            finally:
+                on_end, first.on_end = first.on_end, None
+                if on_end is not None:
+                    on_end()
 
 
 class ColdStart:
