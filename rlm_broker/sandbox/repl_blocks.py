@@ -303,6 +303,7 @@ class ReplBlocks:
             if worker.started is not None:
                 await to_its_end(worker.end_repl)
             if not isinstance(failure, SandboxFailed):
+                self._kills -= 1  # it is counted when the REPL is brought back for the next block
                 raise
             self.replayed = Replayed(0, str(failure))
             recorder.cut(0)

@@ -370,6 +370,7 @@ async def test_cancelled_replay_ends_and_begins_again_at_the_next_block() -> Non
         with pytest.raises(asyncio.CancelledError):
             await running
         assert await repl.aget("x") == 1
+        assert (await repl.aexecute(KILL)).blocks_undone == 1  # the third replay, after two kills
 
 
 READS = """
