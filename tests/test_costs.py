@@ -46,7 +46,7 @@ MOST_FAULTS = {
 }
 """Version of CPython → operation → most page faults of all processes. From 3.12 on, inherited objects are immortal. A
 block faults only when memory grows."""
-MOST_CALLS = {"block": 164, "query": 210, "batch of 100 queries": 210, "chat": 3_450, "streamed chat": 3_690}
+MOST_CALLS = {"block": 160, "query": 206, "batch of 100 queries": 206, "chat": 3_450, "streamed chat": 3_690}
 """Operation → most calls of Python functions in the orchestrator, its event loop included, of the cheapest of some: a
 block that lasts 5 ms has init told of it."""
 MOST_REQUEST_CALLS = {"session": 95, "one_shot": 180}

@@ -46,8 +46,9 @@ def require_block(code: object, wanted: Wanted) -> None:
         raise ConfigurationError(f"code must be text, not {type(code).__name__}")
     if stdin is not None and not isinstance(stdin, str) and not callable(stdin):
         raise ConfigurationError(f"stdin must be text, an async function or None, not {type(stdin).__name__}")
-    for name in ("value", "variables", "echo"):
-        require_kind(name, getattr(wanted, name), bool)
+    if {type(wanted.value), type(wanted.variables), type(wanted.echo)} != {bool}:
+        for name in ("value", "variables", "echo"):
+            require_kind(name, getattr(wanted, name), bool)
 
 
 def seconds_or(name: str, given: object, default: float) -> float:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import secrets
 import stat
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -17,6 +16,7 @@ from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.errors import ConfigurationError, FileRefused, SandboxFailed
 from rlm_broker.results import FileEntry
 from rlm_broker.sandbox.workers.worker import Worker
+from rlm_broker.values.host_files import open_regular, replacing
 from sandbox_worker.wire.control import ROOT, OpenToRead, OpenToWrite
 from sandbox_worker.wire.errors import file_kind
 
@@ -222,7 +222,7 @@ class ReplFiles:
     async def _write(self, path: object, data: object) -> None:
         names = names_of(path)
         if isinstance(data, Path):
-            source: memoryview | int = _open_host_file(data)
+            source: memoryview | int = open_regular(data)
         elif isinstance(data, bytes | bytearray | memoryview):
             source = memoryview(data.tobytes() if isinstance(data, memoryview) else data)
         else:
@@ -322,18 +322,6 @@ def _path_refused(why: str) -> FileRefused:
     return refused
 
 
-def _open_host_file(path: Path) -> int:
-    """Return a descriptor of a regular file of the host. Raise ConfigurationError for anything else."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise ConfigurationError(f"{path} is not a regular file")
-    return fd
-
-
 def _fill(fd: int, source: "memoryview | int", size_bytes: int, stop: threading.Event) -> None:
     """Write `size_bytes` of the source, or fewer if it has become shorter."""
     done = 0
@@ -352,7 +340,9 @@ def _copy(fd: int, take: Callable[[bytes], Any], max_bytes: int, beyond: str, st
     if size_bytes > max_bytes:
         raise FileRefused(f"has {size_bytes:,} bytes, {beyond}", "too_large")
     done = 0
-    while not stop.is_set() and (piece := os.read(fd, PIECE_BYTES)):
+    while piece := os.read(fd, PIECE_BYTES):
+        if stop.is_set():  # and so no caller gets this error
+            raise InterruptedError
         done += len(piece)
         if done > max_bytes:
             raise FileRefused(f"has grown to {beyond}", "too_large")
@@ -360,28 +350,14 @@ def _copy(fd: int, take: Callable[[bytes], Any], max_bytes: int, beyond: str, st
 
 
 def _save_as(target: Path, fd: int, max_bytes: int, beyond: str, stop: threading.Event) -> None:
-    """Copy to a file beside the target. It replaces the target once it is complete."""
-    part = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}") if target.name else target
+    """Copy to a file of the host."""
     try:
         if target.is_dir():
             raise ConfigurationError(f"{target} is a folder: name the file")
-        out = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with replacing(target, 0o666) as file:
+            _copy(fd, file.write, max_bytes, beyond, stop)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{target} cannot be written: {getattr(error, 'strerror', None) or error}") from None
-    try:
-        with open(out, "wb", buffering=0) as file:
-            _copy(fd, lambda piece: _write_all(file.fileno(), piece), max_bytes, beyond, stop)
-        if not stop.is_set():
-            part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _write_all(fd: int, piece: bytes) -> None:
-    with memoryview(piece) as rest:
-        done = 0
-        while done < len(rest):
-            done += os.write(fd, rest[done:])
 
 
 @contextmanager

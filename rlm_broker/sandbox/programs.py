@@ -6,12 +6,12 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from io import FileIO
 from pathlib import PurePath
-from types import TracebackType
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple
 
 from rlm_broker.broker.transport.session import Stdin, Wanted
 from rlm_broker.concurrency.deadline import to_its_end
@@ -44,14 +44,9 @@ LAST_READS: Final = 64
 
 
 class ProgramPipes:
-    """The pipes of one program: a context manager that closes all ends. `theirs` are the program's 0, 1 and 2."""
+    """The pipes of one program. `theirs` are the program's 0, 1 and 2."""
 
     def __init__(self, given: bytes, bounds: OutputBounds) -> None:
-        self.theirs: list[int] = []
-        self._given = given
-        self._bounds = bounds
-
-    def __enter__(self) -> Self:
         opened: list[int] = []
         try:
             for _ in range(3):
@@ -59,19 +54,17 @@ class ProgramPipes:
             input_end, input_fd, stdout_fd, stdout_end, stderr_fd, stderr_end = opened
             for fd in (input_fd, stdout_fd, stderr_fd):
                 os.set_blocking(fd, False)
-            self._stdout = _Output(stdout_fd, self._bounds)
-            self._stderr = _Output(stderr_fd, self._bounds)
-            self._input = _Input(input_fd, self._given)
+            self._stdout = _Output(stdout_fd, bounds)
+            self._stderr = _Output(stderr_fd, bounds)
+            self._input = _Input(input_fd, given)
         except OSError as error:
             for fd in opened:
                 os.close(fd)
             raise refused_by_machine("there are no pipes for a program", error) from None
         self.theirs = [input_end, stdout_end, stderr_end]
-        return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close all ends."""
         self.started()
         for end in (self._input, self._stdout, self._stderr):
             end.close()
@@ -120,11 +113,9 @@ class _Input(_End):
     def __init__(self, fd: int, given: bytes) -> None:
         super().__init__(fd)
         self._left = memoryview(given)
-        self._is_served = False
         self._write()
         if self._left:
             self._loop.add_writer(fd, self._write)
-            self._is_served = True
 
     def _write(self) -> None:
         try:
@@ -138,8 +129,7 @@ class _Input(_End):
             self.close()
 
     def _stop(self) -> None:
-        if self._is_served:
-            self._loop.remove_writer(self._fd)
+        self._loop.remove_writer(self._fd)  # which has no effect if the loop does not serve it
 
 
 class _Output(_End):
@@ -332,9 +322,9 @@ class ReplPrograms:
     async def _run(self, command: Command, worker: Worker) -> ProgramResult:
         started = time.monotonic()
         group_kills = 0 if worker.group is None else worker.group.kills()
-        with ProgramPipes(command.given, command.bounds) as pipes:
+        with contextlib.closing(ProgramPipes(command.given, command.bounds)) as pipes:
             with _memfd_of(command.packed) as memfd:
-                program = worker.run_program(command.names, memfd, *pipes.theirs)
+                program = worker.run_program(command.names, memfd.fileno(), *pipes.theirs)
             pipes.started()
             try:
                 await asyncio.wait({program.ended}, timeout=command.timeout_s)
@@ -427,19 +417,15 @@ def _input(given: object) -> bytes:
     raise ConfigurationError(f"input must be bytes, text or None, not {type(given).__name__}")
 
 
-@contextlib.contextmanager
-def _memfd_of(data: bytes) -> Iterator[int]:
-    """Hold the data in a memfd: a packet to init has no room for it. Raise SandboxFailed without memory or a
+def _memfd_of(data: bytes) -> FileIO:
+    """Return a memfd with the data: a packet to init has no room for it. Raise SandboxFailed without memory or a
     descriptor."""
     try:
-        fd = new_memfd("program")
+        memfd = FileIO(new_memfd("program"), "r+")
     except OSError as error:
         raise SandboxFailed(f"a program's arguments cannot be passed on: {error.strerror}") from None
-    try:
-        os.write(fd, data)
-        yield fd
-    finally:
-        os.close(fd)
+    memfd.write(data)
+    return memfd
 
 
 _AT_ITS_START: Final = """

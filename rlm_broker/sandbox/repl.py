@@ -1,42 +1,39 @@
-"""A sandboxed REPL: a worker, its connection, and the clock of its blocks."""
+"""A sandboxed REPL, as its users see it: its blocks, values, contexts, tools, files, programs and forks."""
 
 import asyncio
 import contextvars
-import time
+import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any, Self
 
 from rlm_broker.broker.transport.connection import QueryHandler, refuse
 from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.broker.transport.session import NOTHING, Stdin, Wanted
-from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.threads import in_thread
-from rlm_broker.errors import ConfigurationError, ReplBusy, require_kind
+from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.events.observers import OBSERVERS, ReplState
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block, Isolation
 from rlm_broker.sandbox.arguments import environment_of, require_answer, require_block, require_limits, seconds_or
 from rlm_broker.sandbox.blocks import block_result
-from rlm_broker.sandbox.blocks.block import BlockRun
-from rlm_broker.sandbox.blocks.block_result import BlockOutput, OnDisplay, OnOutput, SubmitFields
-from rlm_broker.sandbox.blocks.record import RecordedBlock, Replayed, ReplRecord
+from rlm_broker.sandbox.blocks.block_result import BlockOutput, BlockSpec, OnDisplay, OnOutput, SubmitFields
+from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
+from rlm_broker.sandbox.blocks.record import Replayed, ReplRecord, ReplRecorder
 from rlm_broker.sandbox.files import ReplFiles
-from rlm_broker.sandbox.forks import ForkableRepl
-from rlm_broker.sandbox.programs import ProgramResult, run_script
-from rlm_broker.sandbox.repl_process import ReplWorker
+from rlm_broker.sandbox.programs import ProgramResult, ReplPrograms, run_script
+from rlm_broker.sandbox.repl_blocks import ReplBlocks
+from rlm_broker.sandbox.repl_process import ReplContext, ReplWorker
+from rlm_broker.sandbox.supplies import SuppliedRepl
 from rlm_broker.sandbox.tools import Tools
 from rlm_broker.sandbox.workers.source import Workers
 from rlm_broker.values.names import require_given, require_variables
 from sandbox_worker.wire.errors import FrameTooLarge
-from sandbox_worker.wire.messages import Query, Slot
-
-BY_CALLER: Final = "was interrupted by its caller"
 
 
-class SandboxedRepl(ForkableRepl):
+class SandboxedRepl(SuppliedRepl):
     """Runs blocks of untrusted code, one after the other. Variables persist from one block to the next.
 
     Example:
@@ -87,21 +84,34 @@ class SandboxedRepl(ForkableRepl):
         require_answer(answer)
         require_kind("record", record, ReplRecord, type(None))
         require_limits(limits)
-        environment = environment_of(env, seed, scaffold)
         self._scaffold = scaffold
         self._tools: Tools | None = None
         names = self._take_tools(tools)
         require_given(names, values or {}, scaffold)
         self._limits = limits or workers.limits
         self._bounds = self._limits.repl_bounds()
-        self._provisions = Provisions.of(values or {}, self._limits.max_frame_bytes, names or None, environment)
         self._event_loop = event_loop
         self._fork_server = workers.fork_server
         self.answer = answer
         self._env = env
-        self._use(ReplWorker(workers, context, self._limits, self._provisions))
         self._to_replay = record
-        self._worker.recorder.seed = record.seed if seed is None and record is not None else seed
+        seed = record.seed if seed is None and record is not None else seed
+        environment = environment_of(env, seed, scaffold)
+        provisions = Provisions.of(values or {}, self._limits.max_frame_bytes, names or None, environment)
+        later_bytes, is_recorded = self._limits.later_context_bytes, self._limits.max_replay_s > 0
+        recorder = ReplRecorder(provisions.copy(), seed, is_on=is_recorded)
+        self._use(ReplWorker(workers, ReplContext(context, later_bytes), self._limits, provisions, recorder))
+
+    def _use(self, worker: ReplWorker) -> None:
+        """Run blocks in this worker from now on."""
+        self._worker = worker
+        # These know the worker and not this object, which has them: without cycles, no REPL waits for the collector.
+        limits = self._limits
+        self._files = ReplFiles(self.bind_loop(), worker.beside_blocks, limits.scratch_bytes, worker.recorder.file)
+        contexts = QueryContexts(worker.beside_blocks, worker.context_named, limits.scratch_bytes)
+        self._blocks = ReplBlocks(worker, contexts, limits, self._files.put)
+        self._programs = ReplPrograms(self._fork_server, worker, limits, self._env)
+        self._forks: list[Self] = []
 
     @property
     def is_closed(self) -> bool:
@@ -127,7 +137,7 @@ class SandboxedRepl(ForkableRepl):
     @property
     def replayed(self) -> Replayed:
         """Outcome of the last replay: after a kill, or of the `record` that the REPL was opened with."""
-        return self._replays.replayed
+        return self._blocks.replayed
 
     @property
     def record(self) -> ReplRecord:
@@ -373,11 +383,72 @@ class SandboxedRepl(ForkableRepl):
             repl.execute("while True: print()", on_output=lambda *_: repl.interrupt()).status  # 'interrupted'
             ```
         """
-        self.bind_loop().call_soon(self._interrupt)
+        self.bind_loop().call_soon(self._blocks.interrupt)
 
     async def ainterrupt(self) -> None:
         """Interrupt the block that runs as `interrupt` does, awaited."""
-        await self.bind_loop().acall(self._interrupt)
+        await self.bind_loop().acall(self._blocks.interrupt)
+
+    def fork(self, answer: QueryHandler | None = None, *, detached: bool = False) -> Self:
+        """Return a second live REPL with the same variables. From then on, each is independent of the other.
+
+        The fork is open: close it, or use it as a context manager. Memory is shared until one of the two writes to it.
+        They share the scratch folder, the files and pipes that code has open, `memory_bytes` and `max_processes`, of
+        which each fork takes two. They make no checkpoints. A killed one goes on in a worker of its own with an empty
+        scratch folder, where its blocks run again, those before the fork included; see `ReplLimits.max_replay_s`.
+
+        Example:
+            ```python
+            repl.execute("chosen = []")
+            with repl.fork() as fork:
+                fork.execute("chosen.append(1)")
+                print(fork.get("chosen"), repl.get("chosen"))  # [1] []
+            ```
+
+        Args:
+            answer: Answers the queries of the fork, as for `Sandbox.repl`; None takes this REPL's.
+            detached: Whether the fork stays open when this REPL is closed.
+
+        Raises:
+            ConfigurationError: `answer` cannot be called.
+            ForkRefused: It is not at isolation level "strict", or on a node; or code has left threads or processes
+                running, or `max_processes` leaves no room. The message says which.
+            ReplBusy: The REPL runs a block.
+            ReplClosed, SandboxFailed: As for `execute`.
+        """
+        return self.bind_loop().run(self._fork(answer, detached))
+
+    async def afork(self, answer: QueryHandler | None = None, *, detached: bool = False) -> Self:
+        """Return a fork as `fork` does, awaited."""
+        return await self.bind_loop().arun(self._fork(answer, detached))
+
+    def rollback(self, k: int = 1) -> int:
+        """Go back to before one of the last blocks: all variables are as they were. Return the number of undone blocks.
+
+        The REPL goes on from a checkpoint, see `ReplLimits.checkpoint` and `ReplLimits.keep_checkpoints`. Values given
+        since are given again. Files stay as they are. Programs beside the code end.
+
+        Example:
+            ```python
+            with sandbox.repl(limits=ReplLimits(checkpoint="each", keep_checkpoints=3)) as repl:
+                for code in ("n = 1", "n = 2", "n = 3"):
+                    repl.execute(code)
+                print(repl.rollback(2), repl.get("n"))  # 2 1
+            ```
+
+        Args:
+            k: Number of checkpoints to go back. With `checkpoint="each"` each block has one.
+
+        Raises:
+            ConfigurationError: There are not so many checkpoints. The REPL is as it was.
+            ReplBusy: The REPL runs a block.
+            ReplClosed, SandboxFailed: As for `execute`.
+        """
+        return self.bind_loop().run(self._blocks.roll_back(k))
+
+    async def arollback(self, k: int = 1) -> int:
+        """Go back to before one of the last blocks as `rollback` does, awaited."""
+        return await self.bind_loop().arun(self._blocks.roll_back(k))
 
     async def end_children(self) -> None:
         """End the children that code has started in the background, and wait until they have ended."""
@@ -390,6 +461,21 @@ class SandboxedRepl(ForkableRepl):
 
     # -- opening and end ---------------------------------------------------------------------------------------------
 
+    async def _fork(self, answer: QueryHandler | None, detached: bool) -> Self:
+        answer = self.answer if answer is None else answer
+        require_answer(answer)
+        require_kind("detached", detached, bool)
+        worker = await self._blocks.fork()
+        fork = copy.copy(self)
+        fork._turn = fork._opener = None
+        fork.answer = answer
+        fork._use(worker)
+        fork._opens()
+        fork._became("idle")
+        if not detached:
+            self._forks = [*(each for each in self._forks if not each._worker.is_closed), fork]
+        return fork
+
     def _opens(self) -> None:
         if self.is_listed:
             for observer in OBSERVERS:
@@ -400,7 +486,7 @@ class SandboxedRepl(ForkableRepl):
         await self._worker.open()
         if self._to_replay is not None:
             async with self._worker.busy:
-                await self._replays.opened(self._to_replay)
+                await self._blocks.opened(self._to_replay)
         self._became("idle")
 
     async def _close(self) -> None:
@@ -424,21 +510,12 @@ class SandboxedRepl(ForkableRepl):
         if names:
             require_variables(names)
         connection = self._worker.connection
-        if self._run is None or connection is None or not connection.waits:
+        if self._blocks.run is None or connection is None or not connection.waits:
             return await self._execute("", wanted=Wanted(names=names))
         try:
             return block_result.read_block(await connection.read(names))
         except FrameTooLarge as error:
             raise ConfigurationError(f"the names are too long for a message: {error}") from None
-
-    async def _answered(self, tools: Tools, callers: contextvars.Context, query: Query) -> list[Slot]:
-        """Answer a query: call the function that it wants, with the context variables of the block's caller."""
-        name = query.tool or ""
-        if query.want != "tool" or (name not in tools.functions and self.answer is not refuse):
-            return await self.answer(query)
-        if len(query.texts) != 1 or len(query.prompts) != 1:
-            return [Slot(error="tool takes one prompt, the arguments of one call")] * len(query.prompts)
-        return [await tools.call(name, query.texts[0], None, self._limits.max_frame_bytes, callers)]
 
     async def _execute(
         self,
@@ -454,71 +531,12 @@ class SandboxedRepl(ForkableRepl):
         wanted = wanted if fields is None else wanted._replace(submit=fields.names)
         timeout_s = seconds_or("timeout_s", timeout_s, self._limits.block_timeout_s)
         wall_timeout_s = seconds_or("wall_timeout_s", wall_timeout_s, self._limits.block_wall_timeout_s)
-        if self._worker.busy.locked():
-            raise ReplBusy("this REPL runs a block already: one at a time")
-        async with self._worker.busy:
-            self._is_interrupted = False
-            connection = await self._live_connection()
-            if self._worker.is_at_hub or (wanted.names is None and self._worker.checkpoints.is_due):
-                wanted = await self._worker.with_checkpoint(wanted)
-            if self._is_interrupted:
-                return Block(code, "interrupted", error=f"it {BY_CALLER}")
+        output, tools = BlockOutput(self._bounds, *hear), self._tools
+        answer = self.answer if tools is None else partial(self._answered, tools, contextvars.copy_context())
+        spec = BlockSpec(code, wanted, output, answer, timeout_s, wall_timeout_s, fields)
+        async with self._blocks.turn(" already: one at a time"):
             self._became("busy")
-            started, output, tools = time.monotonic(), BlockOutput(self._bounds, *hear), self._tools
-            run = self._run = BlockRun(
-                self._worker.worker,
-                connection,
-                output,
-                self._limits,
-                self.answer if tools is None else partial(self._answered, tools, contextvars.copy_context()),
-                timeout_s,
-                wall_timeout_s,
-                self._contexts,
-                fields,
-            )
-            recorded = (recorder := self._worker.recorder).begun(code, wanted, connection.block + 1)
             try:
-                result = await run.result(code, wanted)
-            except (FrameTooLarge, UnicodeEncodeError) as error:
-                recorder.forget(recorded)
-                wanted = wanted._replace(names=())  # nor does it count as a block
-                return block_result.unsent_block(code, error)
-            except asyncio.CancelledError:
-                await to_its_end(partial(self._end_block, run, recorded))
-                raise
-            except BaseException:  # the block has no caller any more
-                await to_its_end(self._worker.end_repl)
-                raise
+                return await self._blocks.execute(spec, self.kills_when_cancelled)
             finally:
-                self._run = None
                 self._became("idle")
-                now = time.monotonic()
-                self._worker.checkpoints.block_ended(wanted, now - started)
-            if result is None:
-                return await self._killed(code, run, output, connection.block, started)
-            block = block_result.ended_block(code, output, result, run.limit, wanted, fields, now - started)
-            recorder.ended(recorded, block, run.clock.used_s(now))
-            return block
-
-    async def _killed(self, code: str, run: BlockRun, output: BlockOutput, number: int, started: float) -> Block:
-        """Kill a block, and have the REPL go on from its checkpoint, or run its earlier blocks again."""
-        limit = run.limit  # read before `end_repl`, after which the worker may be gone
-        seen = block_result.located(await to_its_end(partial(self._worker.end_repl, True)), number)
-        taken_s = time.monotonic() - started
-        undone = await self._replays.restored(await to_its_end(self._worker.roll_back))
-        why = run.killed_because or "its processes are gone"
-        return block_result.killed_block(code, output, why, seen, limit, taken_s, undone, self._replays.told(undone))
-
-    def _interrupt(self) -> None:
-        self._is_interrupted = True
-        if self._run is not None:
-            self._run.interrupt(BY_CALLER)
-        self._replays.interrupt()
-
-    async def _end_block(self, run: BlockRun, recorded: RecordedBlock) -> None:
-        """End a block whose caller was cancelled. If the block reacts, the REPL goes on with its variables."""
-        goes_on = not self.kills_when_cancelled and await run.end(BY_CALLER)
-        if goes_on:
-            self._worker.recorder.ended(recorded, None, 0.0)
-        elif not self._worker.is_closed:
-            await self._worker.end_repl()

@@ -17,16 +17,14 @@ from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.store import refuse_a_name, store, store_as_it_is
 from rlm_broker.context.stored_context import StoredContext
-from rlm_broker.errors import ConfigurationError, ReplClosed, SandboxFailed, WorkerDied
+from rlm_broker.errors import ConfigurationError, FileRefused, ReplClosed, SandboxFailed, WorkerDied
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.blocks.checkpoints import Checkpoints
-from rlm_broker.sandbox.blocks.record import Given, ReplRecord
-from rlm_broker.sandbox.blocks.recorder import ReplRecorder
+from rlm_broker.sandbox.blocks.record import Given, ReplRecord, ReplRecorder
 from rlm_broker.sandbox.workers.source import StartedWorker, Workers
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.bounds import SCRATCH_LIMITS
-from sandbox_worker.wire.control import EndHub, Exceeded, LastSeen
-from sandbox_worker.wire.messages import Environment
+from sandbox_worker.wire.control import EndHub, Exceeded, LastSeen, ListedEntry
 from sandbox_worker.wire.names import CONTEXT, numbered
 
 SPOILED, LOST = "it could not go on", "its worker has ended"
@@ -38,41 +36,43 @@ class ReplWorker:
 
     Args:
         workers: Source of the worker, and of another one after a loss.
+        context: Contexts of the REPL.
         provisions: Tools, values and environment for the first block of each REPL process.
+        recorder: Makes the record of what a fresh REPL process has to run again to have the variables of this one.
 
     Attributes:
         started: The worker; None before the REPL opens, and while there is none.
-        connection: Connection of the live REPL process; None after it was killed.
+        connection: Connection of the live REPL process; None after it was killed, or the REPL was closed.
         is_open: Whether the REPL was opened. It stays so when it is closed.
         is_closed: Whether the REPL was closed, for good.
         busy: Held while a block runs.
         provisions: All that it was given.
         checkpoints: Account of the checkpoints of the REPL process.
-        is_behind: Whether the REPL goes on from a checkpoint, and its blocks since have not been run again yet.
+        is_behind: Whether blocks that the live REPL process has not run are to run again before the next one.
         is_at_hub: Whether the REPL has become a hub, and no block has begun since.
-        has_new_folder: Whether the last replay began in another scratch folder, since the first one had files.
         last_block: Number of the last block of the last REPL process.
-        recorder: Makes the record of what a fresh REPL process has to run again to have the variables of this one.
     """
 
-    def __init__(self, workers: Workers, context: object, limits: ReplLimits, provisions: Provisions) -> None:
+    def __init__(
+        self,
+        workers: Workers,
+        context: "ReplContext",
+        limits: ReplLimits,
+        provisions: Provisions,
+        recorder: ReplRecorder,
+    ) -> None:
         self.started: StartedWorker | None = None
         self.connection: Connection | None = None
-        self.is_open = False
-        self.is_closed = False
-        self.is_behind = False
+        self.is_open = self.is_closed = self.is_behind = self.is_at_hub = False
         self.busy = asyncio.Lock()
         self.checkpoints = Checkpoints(limits.checkpoint, limits.keep_checkpoints)
-        self._workers = workers
-        self._context = ReplContext(context, limits.later_context_bytes)
-        self._limits = limits
         self.provisions = provisions
-        self.recorder = ReplRecorder(is_on=limits.max_replay_s > 0)
-        self._opening: Provisions | None = None
-        self._restarts = 0
-        self.has_new_folder = False
+        self.recorder = recorder
         self.last_block = 0
-        self.is_at_hub = False
+        self._workers = workers
+        self._context = context
+        self._limits = limits
+        self._restarts = 0
         self._adding = asyncio.Lock()
 
     @property
@@ -100,64 +100,57 @@ class ReplWorker:
     async def close(self) -> None:
         """End the worker and all that it started. A REPL that was never open may be opened later."""
         self.is_closed = self.is_open
-        if self.connection is not None:
-            await self.connection.close()
-        await self._end()
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            await connection.close()
+        await self.end()
         if self.is_closed:
             self._context.close()
         else:
             self._context.free()
 
-    async def require_repl(self) -> Connection:
-        """Return the connection of a live REPL process. If there is none, start one.
+    @property
+    def is_lost_unused(self) -> bool:
+        """Whether the processes died before any block ran, so that no variables are lost with them."""
+        if self.started is None or self.connection is None or self.connection.block:
+            return False
+        worker = self.started.worker
+        return worker.gone.is_set() or worker.died is not None or not self.connection.is_open
+
+    def count_restart(self) -> None:
+        """Count a restart. Raise ReplClosed beyond their maximum."""
+        if self._restarts >= self._limits.max_repl_restarts:
+            raise ReplClosed(f"this REPL was killed more often than max_repl_restarts = {self._restarts} allows")
+        self._restarts += 1
+
+    def renew(self) -> None:
+        """Count restarts from 0 again."""
+        self._restarts = 0
+
+    async def start_afresh(self, for_replay: bool = False) -> None:
+        """Start a REPL process without variables, in place of one that has ended.
+
+        Args:
+            for_replay: Whether it is given what the first one had when it opened, in place of all that was given since.
 
         Raises:
-            ReplClosed: The REPL was closed, or has been restarted too often.
-            SandboxFailed: The REPL is not open, or no process can be started.
-        """
-        self.require_open()
-        if self._is_lost_unused():
-            await self.end_repl()
-            await self._end()  # also if init lives, and only its REPL died
-        elif self.connection is None and await self.roll_back() is None:
-            self._count_restart()
-            if self.started is not None:
-                try:
-                    await self._connected_afresh(await self.started.restart())
-                except WorkerDied:  # init was killed by another process since the last block, or ended with the zygote
-                    await self._end()
-        if self.started is None:
-            await self._use(await self._workers.start(await self._context.stored(), self._limits))
-        assert self.connection is not None
-        return self.connection
-
-    async def begin_again(self) -> None:
-        """Start a fresh REPL for a replay: with an empty scratch folder, and what the first one had when it opened.
-
-        Raises:
-            ReplClosed: It has been restarted too often.
+            ReplClosed: The REPL was closed meanwhile.
             SandboxFailed: No process can be started.
         """
-        self.require_open()
-        self._count_restart()
-        try:
-            self.has_new_folder = self.started is None or await self.has_files()
-            if self.started is not None and self.has_new_folder:
-                await self._end()
-            if self.started is not None:
-                await self._connected_afresh(await self.started.restart(), at_opening=True)
+        if self.started is not None:
+            try:
+                await self._connected_afresh(await self.started.restart(), for_replay)
                 return
-        except WorkerDied:  # init was killed by another process meanwhile
-            await self._end()
-        started = await self._workers.start(await self._context.stored(), self._limits)
-        await self._use(started, at_opening=True)
+            except WorkerDied:  # init was killed by another process since the last block, or ended with the zygote
+                await self.end()
+        await self._use(await self._workers.start(await self._context.stored(), self._limits), for_replay)
 
-    async def has_files(self) -> bool:
-        """Return whether the scratch folder has any file, as far as is known."""
+    async def files(self) -> list[ListedEntry] | None:
+        """Return entries of the scratch folder; None if they are not known. Those of its folders are not among them."""
         try:
-            return bool((await self.worker.list_folder([], b"")).entries)
-        except WorkerDied:
-            return True
+            return (await self.worker.list_folder([], b"")).entries
+        except (SandboxFailed, FileRefused):
+            return None
 
     async def give(self, given: Given) -> str | None:
         """Give a REPL in a replay what it was given before; return why that is impossible, as a clause."""
@@ -166,25 +159,16 @@ class ReplWorker:
             if stored is None:
                 return f"{given.context} is not there"
             await self.worker.hand(stored.pieces())
-        assert self.connection is not None
-        self.connection.provide(Provisions.of_parts(given.tools, given.frames, given.again))
+        if self.connection is not None:
+            self.connection.provide(Provisions.of_parts(given.tools, given.frames, given.again))
         return None
 
     def adopt(self, record: ReplRecord) -> None:
-        """Have all tools and values of a record given to each fresh process from now on, but for replays."""
-        self._keep_opening()
+        """Take the entries of a record, and have their tools and values given to each fresh process from now on."""
+        self.recorder.begin_with(record.entries)
         for each in record.entries:
             if isinstance(each, Given) and each.context is None:
                 self.provisions.add(Provisions.of_parts(each.tools, each.frames, each.again))
-
-    def _keep_opening(self) -> None:
-        if self._opening is None:
-            self._opening = self.provisions.copy()
-
-    def _count_restart(self) -> None:
-        if self._restarts >= self._limits.max_repl_restarts:
-            raise ReplClosed(f"this REPL was killed more often than max_repl_restarts = {self._restarts} allows")
-        self._restarts += 1
 
     async def fork(self, becomes_hub: Callable[[], Awaitable[None]]) -> "ReplWorker":
         """Return a fork of the live REPL, which is open. No block runs meanwhile.
@@ -206,11 +190,11 @@ class ReplWorker:
         except BaseException:
             self.leave_hub()
             raise
-        fork = ReplWorker(self._workers, None, self._limits, self.provisions.copy())
-        fork._context, fork.recorder = self._context.another(), self.recorder.copy()
-        fork._opening = None if self._opening is None else self._opening.copy()
+        provisions, recorder = self.provisions.copy(), self.recorder.copy()
+        fork = ReplWorker(self._workers, self._context.another(), self._limits, provisions, recorder)
         fork.started, fork.connection, fork.is_open = forked, forked.connection, True
-        forked.connection.on_answered = fork.recorder.answered
+        fork.checkpoints.blocks = self.checkpoints.blocks
+        forked.connection.on_answered = recorder.answered
         self._workers.hold(fork._context)
         return fork
 
@@ -227,11 +211,9 @@ class ReplWorker:
         if self.is_at_hub:
             self.leave_hub()
             return wanted
-        if self.started is None:
-            return wanted
         number = checkpoints.next_number()
         try:
-            problem = await self.started.worker.prepare_checkpoint(number)
+            problem = await self.worker.prepare_checkpoint(number)
         except WorkerDied:  # the block finds that out, too
             return wanted
         if problem is not None:
@@ -253,44 +235,41 @@ class ReplWorker:
         """
         await self.worker.drain()  # init may not have told yet of the checkpoint of the last block
         self.checkpoints.require(back)
+        blocks = self.checkpoints.blocks
         await self.end_repl()
-        if (undone := await self.roll_back(back)) is None:
+        if not await self.roll_back(back):
             raise SandboxFailed(f"the REPL cannot go back to this checkpoint: {self.checkpoints.problem or LOST}")
         self.recorder.cut(self.checkpoints.blocks)
         self.is_behind = False
-        return undone
+        return blocks - self.checkpoints.blocks
 
-    async def roll_back(self, back: int = 1) -> int | None:
-        """Go on from the last checkpoint, or an earlier one, after `end_repl`.
-
-        Returns:
-            Number of ended blocks whose variables are lost. None if there is no checkpoint: all are lost.
-        """
-        started = self.started
-        point = None if started is None else self.checkpoints.point(started.worker.checkpoints, back)
+    async def roll_back(self, back: int = 1) -> bool:
+        """Go on from the last checkpoint, or an earlier one, after `end_repl`. Return whether it could go on."""
+        started, point = self.started, self.checkpoints.point(back)
         if started is None or point is None or started.worker.gone.is_set():
-            return None
+            return False
         try:
             connection = await started.resume(point.number, self.last_block)
-            if connection is None:
-                self.checkpoints.problem = SPOILED
-                return None
             if self.is_closed:  # while it was resumed
                 await connection.close()
-                return None
+                return False
             await self._connected(connection, point.provisions, point.contexts)
         except SandboxFailed:  # model code has spoiled it: a fresh REPL takes its place
             self.checkpoints.problem = SPOILED
-            return None
+            return False
         self.is_behind = True
-        return self.checkpoints.rolled_back(point)
+        self.checkpoints.rolled_back(point)
+        return True
 
     async def beside_blocks(self) -> Worker:
         """Return the worker, which has the files and runs programs, also while its REPL is dead or runs a block."""
         self.require_open()
         if self.started is None and not self.busy.locked():
             async with self.busy:
-                await self.require_repl()
+                if self.started is None:
+                    self.count_restart()
+                    await self.start_afresh()
+                    self.is_behind = True
         if self.started is None:
             raise SandboxFailed("the REPL is being replaced: try again when its block has begun")
         return self.started.with_files
@@ -308,15 +287,25 @@ class ReplWorker:
         seen = exceeded.post_mortem if exceeded else None
         if not worker.gone.is_set():
             with contextlib.suppress(SandboxFailed):  # init was killed meanwhile, and the REPL with it
-                seen = await worker.stop(explain and seen is None) or seen
+                stopped = await worker.stop(explain and seen is None)
+                self.checkpoints.spared(stopped.checkpoints)
+                seen = stopped.post_mortem or seen
         # A full scratch folder would end the next REPL, too. So the next one gets another worker. It also does if forks
         # share the worker: a fresh REPL would not be kept apart from them.
         is_shared = self.started is not None and self.started.is_shared
         if worker.gone.is_set() or is_shared or (exceeded is not None and exceeded.limit in SCRATCH_LIMITS):
-            await self._end()
+            await self.end()
         if connection is not None:
             await connection.close()
         return seen
+
+    async def end(self) -> None:
+        """End the worker, if there is one. `started` is kept until it has ended, since this may be cancelled."""
+        started = self.started
+        if started is not None:
+            await started.end()
+            if self.started is started:
+                self.started = None
 
     async def add_context(self, given: object) -> str:
         """Give the REPL, and each process in its place, one more context; return its name.
@@ -343,7 +332,6 @@ class ReplWorker:
 
     def provide(self, more: Provisions, context: str | None = None) -> None:
         """Give the REPL, and each process in its place, more tools and values, or the added context of this name."""
-        self._keep_opening()
         self.provisions.add(more)
         self.leave_hub()
         self.checkpoints.provided(more, context)
@@ -355,11 +343,7 @@ class ReplWorker:
         """Return the context in code's variable `name`, or None."""
         return self._context.named(name)
 
-    def renew(self) -> None:
-        """Count restarts from 0 again."""
-        self._restarts = 0
-
-    async def _use(self, started: StartedWorker, at_opening: bool = False) -> None:
+    async def _use(self, started: StartedWorker, for_replay: bool = False) -> None:
         """Go on with a worker. If the REPL was closed while the worker was started, end the worker, and raise
         ReplClosed."""
         if self.is_closed:
@@ -372,22 +356,17 @@ class ReplWorker:
         started.worker.on_checkpointed = self.checkpoints.made
         if self.recorder.seed is None:
             self.recorder.seed = started.worker.seed
-        await self._connected_afresh(started.connection, at_opening)
+        await self._connected_afresh(started.connection, for_replay)
 
-    async def _connected_afresh(self, connection: Connection, at_opening: bool = False) -> None:
-        """Go on with a fresh REPL process, which gets all provisions, or those that the first one had `at_opening`.
-        Raise WorkerDied if it died meanwhile."""
+    async def _connected_afresh(self, connection: Connection, for_replay: bool) -> None:
+        """Go on with a fresh REPL process, see `start_afresh`. Raise WorkerDied if it died meanwhile."""
         self.checkpoints.all_is_lost()
-        if not at_opening:
+        if self.started is not None and self.started.context is not None:
+            connection.provide(self.started.context)
+        if for_replay:
+            await self._connected(connection, self.recorder.opening(self._limits.max_frame_bytes), ())
+        else:
             await self._connected(connection, self.provisions, self._context.later)
-            return
-        await self._connected(connection, self._opening or self.provisions, ())
-        self.seed_again(connection)
-
-    def seed_again(self, connection: Connection) -> None:
-        """Have a fresh REPL draw the random numbers of the record."""
-        environment = Environment({}, self.recorder.seed)
-        connection.provide(Provisions.of({}, self._limits.max_frame_bytes, environment=environment))
 
     async def _connected(self, connection: Connection, provisions: Provisions, contexts: Iterable[str]) -> None:
         """Go on with a REPL process, and give it these provisions and added contexts with its first block. Raise
@@ -402,21 +381,6 @@ class ReplWorker:
             self.connection = connection
             connection.on_answered = self.recorder.answered
             connection.provide(provisions)
-
-    async def _end(self) -> None:
-        """End the worker, if there is one. `started` is kept until it has ended, since this may be cancelled."""
-        started = self.started
-        if started is not None:
-            await started.end()
-            if self.started is started:
-                self.started = None
-
-    def _is_lost_unused(self) -> bool:
-        """Whether the processes died before any block ran, so that no variables are lost with them."""
-        if self.started is None or self.connection is None or self.connection.block:
-            return False
-        worker = self.started.worker
-        return worker.gone.is_set() or worker.died is not None or not self.connection.is_open
 
 
 class Inherited(Struct, frozen=True):

@@ -1,8 +1,10 @@
 """Supplies of a REPL between its blocks: values, contexts and tools."""
 
+import contextvars
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlm_broker.broker.transport.connection import QueryHandler, refuse
 from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.errors import ReplClosed, require_kind
@@ -10,13 +12,14 @@ from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.repl_process import ReplWorker
 from rlm_broker.sandbox.tools import Tools
 from rlm_broker.values.names import require_apart, require_given, require_names
+from sandbox_worker.wire.messages import Query, Slot
 
 
 class SuppliedRepl(AsyncResource):
     """A REPL that is given values, contexts and tools. `SandboxedRepl` is the only one."""
 
+    answer: QueryHandler
     _limits: ReplLimits
-    _provisions: Provisions
     _scaffold: bool
     _tools: Tools | None
     _worker: ReplWorker
@@ -43,8 +46,10 @@ class SuppliedRepl(AsyncResource):
             ReplClosed: The REPL was closed.
         """
         require_kind("restore", restore, bool)
-        require_given(self._provisions.tools() or (), values, self._scaffold)
-        more = Provisions.of(values, self._limits.max_frame_bytes, are_restored=restore, earlier=self._provisions)
+        require_given(self._worker.provisions.tools() or (), values, self._scaffold)
+        more = Provisions.of(
+            values, self._limits.max_frame_bytes, are_restored=restore, earlier=self._worker.provisions
+        )
         self._provide(more)
 
     def add_context(self, context: object) -> str:
@@ -93,7 +98,7 @@ class SuppliedRepl(AsyncResource):
         try:
             names = self._take_tools(tools)
             require_names(names, self._scaffold)
-            require_apart(names, self._provisions.names())
+            require_apart(names, self._worker.provisions.names())
             self._provide(Provisions.of({}, self._limits.max_frame_bytes, names))
         except BaseException:
             self._tools = earlier
@@ -115,3 +120,12 @@ class SuppliedRepl(AsyncResource):
         if self._worker.is_closed:
             raise ReplClosed("this REPL was closed")
         self._worker.provide(more)
+
+    async def _answered(self, tools: Tools, callers: contextvars.Context, query: Query) -> list[Slot]:
+        """Answer a query: call the function that it wants, with the context variables of the block's caller."""
+        name = query.tool or ""
+        if query.want != "tool" or (name not in tools.functions and self.answer is not refuse):
+            return await self.answer(query)
+        if len(query.texts) != 1 or len(query.prompts) != 1:
+            return [Slot(error="tool takes one prompt, the arguments of one call")] * len(query.prompts)
+        return [await tools.call(name, query.texts[0], None, self._limits.max_frame_bytes, callers)]

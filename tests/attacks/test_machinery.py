@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlm_broker.sandbox.blocks.replay import MOST_IN_VAIN
+from rlm_broker.sandbox.repl_blocks import MOST_KILLS
 from tests.attacks.arena import PROTECTED, Arena, Attack, check, said_it_got_through
 from tests.support.processes import living_parents_below
 from tests.support.tables import table
@@ -92,7 +92,7 @@ def test_ruined_repl_is_replaced_with_its_context(arena: Arena, name: str) -> No
         ruined.execute(BREAKS[name], timeout_s=1)
         # The next block may find it ruined, or be stolen from it. A replay ruins it again; after some kills in a row it is
         # replaced without one.
-        for timeout_s in (*[LONGER_AND_LONGER[0]] * (MOST_IN_VAIN + 1), *LONGER_AND_LONGER):
+        for timeout_s in (*[LONGER_AND_LONGER[0]] * MOST_KILLS, *LONGER_AND_LONGER):
             later = ruined.execute("print(context)", timeout_s=timeout_s)
             if later.stdout == "its context\n":
                 break

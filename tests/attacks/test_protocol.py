@@ -12,7 +12,7 @@ from rlm_broker.errors import LimitReached
 from rlm_broker.limits import Limits
 from rlm_broker.results import Block
 from rlm_broker.rlm import RLM
-from rlm_broker.sandbox.blocks.replay import MOST_IN_VAIN
+from rlm_broker.sandbox.repl_blocks import MOST_KILLS
 from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.tables import table
@@ -140,7 +140,7 @@ def test_forged_result_costs_only_its_block(sandbox: Sandbox) -> None:
         assert victim.execute(RAW + code.replace("N", "2")).final_answer == "mine"
         assert victim.execute("print(1)", timeout_s=5).status in ("killed", "ok")
         # A replay ruins it again, until the kills in a row are too many.
-        assert any(victim.execute("print(context)").stdout == "mine\n" for _ in range(MOST_IN_VAIN + 2))
+        assert any(victim.execute("print(context)").stdout == "mine\n" for _ in range(MOST_KILLS + 1))
 
 
 def test_query_flood_costs_no_memory(sandbox: Sandbox) -> None:

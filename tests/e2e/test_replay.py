@@ -17,7 +17,8 @@ import pytest
 
 from rlm_broker import RLM, ConfigurationError, Limits, ReplLimits, ReplRecord, Sandbox
 from rlm_broker.broker.clients.script import ScriptedClient
-from rlm_broker.sandbox.blocks import record, recorder, replay
+from rlm_broker.sandbox import repl_blocks
+from rlm_broker.sandbox.blocks import record
 from rlm_broker.sandbox.blocks.record import RecordedBlock, keys_of
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.workers.source import StartedWorker
@@ -113,6 +114,8 @@ def test_files_of_blocks_and_of_the_host_come_back_as_they_were(sandbox: Sandbox
         assert "Files that the killed block wrote are gone" in (block.error or "")
         assert [each.name for each in repl.files.list("")] == ["log.txt"]
         assert repl.files.read("log.txt") == b"host host later "
+        block = repl.execute(KILL)  # which wrote none
+        assert (block.blocks_undone, "Files" in (block.error or "")) == (1, False)
 
 
 def test_blocks_find_what_they_were_given_then(repl: SandboxedRepl) -> None:
@@ -176,8 +179,11 @@ def test_too_long_blocks_are_not_run_again(standard: Sandbox) -> None:
 
 
 def test_long_texts_are_not_kept_for_a_replay(repl: SandboxedRepl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "ENTRY_BYTES", recorder.MAX_BYTES // 2)
-    for _ in range(3):
+    monkeypatch.setattr(record, "ENTRY_BYTES", record.MAX_BYTES // 2)
+    repl.execute("x = 1")
+    assert [repl.get("x") for _ in range(3)] == [1, 1, 1]  # which takes no room
+    assert repl.record.blocks == 1
+    for _ in range(2):
         repl.execute("x = 1")
     assert repl.record.blocks == 0
     block = repl.execute(KILL)
@@ -200,7 +206,7 @@ def test_answers_of_a_batch_for_any_model_are_found_without_a_search(
 def test_interrupted_blocks_count_for_the_bound_of_a_record(
     repl: SandboxedRepl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder, "ENTRY_BYTES", recorder.MAX_BYTES // 2)
+    monkeypatch.setattr(record, "ENTRY_BYTES", record.MAX_BYTES // 2)
     for _ in range(3):
         repl.execute("while True: pass", timeout_s=0.05)
     assert repl.record.problem == "the record of its blocks has more than 64 MiB"
@@ -277,21 +283,37 @@ async def test_cancelled_rollback_loses_no_block(monkeypatch: pytest.MonkeyPatch
         assert await repl.aget("n") == (3 if then == "another block" else 0)
 
 
+async def cancelled(repl: SandboxedRepl, code: str, also_init: bool = False) -> None:
+    """Cancel the caller of a block once it has printed, and kill its init just before."""
+    begun = asyncio.Event()
+    running = asyncio.create_task(repl.aexecute(code, on_output=lambda *_: begun.set()))
+    await begun.wait()
+    if also_init:
+        assert repl.pid is not None
+        os.kill(repl.pid, 9)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
 async def test_refused_rollback_after_a_cancelled_block_leaves_the_variables() -> None:
     async with Sandbox(LIMITS, "standard", warm=0) as sandbox, sandbox.repl() as repl:
         repl.kills_when_cancelled = True
         await repl.aexecute("x = 1")
-        begun = asyncio.Event()
-        running = asyncio.create_task(
-            repl.aexecute("print(1, flush=True)\nwhile True: pass", on_output=lambda *_: begun.set())
-        )
-        await begun.wait()
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
+        await cancelled(repl, "print(1, flush=True)\nwhile True: pass")
         with pytest.raises(ConfigurationError):
             await repl.arollback()
         assert await repl.aget("x") == 1
+
+
+async def test_file_written_after_a_lost_worker_loses_no_variables() -> None:
+    async with Sandbox(LIMITS, "standard", warm=0) as sandbox, sandbox.repl() as repl:
+        repl.kills_when_cancelled = True
+        await repl.aexecute("x = 1")
+        await cancelled(repl, "print(1, flush=True)\nwhile True: pass", also_init=True)
+        await repl.files.awrite("file", b"text")
+        assert await repl.aget("x") == 1
+        assert await repl.files.aread("file") == b"text"
 
 
 def test_repl_that_its_blocks_have_ruined_is_replaced(repl: SandboxedRepl) -> None:
@@ -320,8 +342,8 @@ async def test_query_of_many_children_makes_its_digests_once(monkeypatch: pytest
         made.append(query)
         return keys_of(query, model)
 
-    monkeypatch.setattr(replay, "keys_of", counted)
-    again = replay.BlockAgain.__new__(replay.BlockAgain)
+    monkeypatch.setattr(repl_blocks, "keys_of", counted)
+    again = repl_blocks.BlockAgain.__new__(repl_blocks.BlockAgain)
     again.answers = Remembered()
     prompts = [str(number) for number in range(500)]
     slots = await again._off_the_clock(Query("1:1", "rlm", prompts, background=True))
@@ -332,12 +354,7 @@ async def test_cancelled_callers_repl_has_its_variables_at_the_next_block() -> N
     deaf = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); print('on', flush=True)\nwhile True: pass"
     async with Sandbox(LIMITS, "standard", warm=0) as sandbox, sandbox.repl() as repl:
         await repl.aexecute("x = 1")
-        begun = asyncio.Event()
-        running = asyncio.create_task(repl.aexecute(deaf, on_output=lambda *_: begun.set()))
-        await begun.wait()
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
+        await cancelled(repl, deaf)
         assert await repl.aget("x") == 1
 
 
@@ -347,12 +364,13 @@ async def test_cancelled_replay_ends_and_begins_again_at_the_next_block() -> Non
         repl.provide({"first": await repl.aget("own")})
         await repl.aexecute("import time; first == own or time.sleep(0.5)")
         running = asyncio.create_task(repl.aexecute(KILL))
-        while repl.pid is None or repl._replays._run is None:
+        while not isinstance(repl._blocks.run, repl_blocks.BlockAgain):
             await asyncio.sleep(0.001)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
         assert await repl.aget("x") == 1
+        assert (await repl.aexecute(KILL)).blocks_undone == 1  # the third replay, after two kills
 
 
 READS = """
@@ -408,13 +426,14 @@ UNREADABLE = {
     "large block": (saved({"type": "block", "code": "", "number": 10**60}), "Expected `int` <="),
     "no message": (saved({"type": "given", "frames": {"a": "/////w=="}}), "is no record of a REPL"),
     "short frame": (saved({"type": "given", "frames": {"a": frame(9, "a")}}), "the value 'a' is malformed"),
+    "many entries": (saved(1)[:-2] + b",1" * record.MAX_FILE_VALUES + b"]}", "has more than .* values"),
     "another name": (saved({"type": "given", "frames": {"b": frame(0, "a")}}), "the value 'b' is malformed"),
 }
 
 
 def test_named_pipe_without_a_writer_is_no_record(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigurationError, match="is no record of a REPL"):
+    with pytest.raises(ConfigurationError, match="is not a regular file"):
         ReplRecord.load(tmp_path / "pipe")
 
 

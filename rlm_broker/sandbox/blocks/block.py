@@ -12,14 +12,13 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from rlm_broker.broker.transport.connection import Connection, QueryHandler, refuse_fields
-from rlm_broker.broker.transport.session import NOTHING, Wanted
+from rlm_broker.broker.transport.connection import Connection, refuse_fields
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.errors import ConfigurationError, ContextRefused, ProtocolViolation, SandboxFailed
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.blocks import block_result
 from rlm_broker.sandbox.blocks.block_clock import BlockClock
-from rlm_broker.sandbox.blocks.block_result import BlockOutput, SubmitFields
+from rlm_broker.sandbox.blocks.block_result import BlockSpec
 from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.control import Exceeded
@@ -79,10 +78,7 @@ class BlockRun:
     """One block, from its start to its result or to the reason why its REPL must be killed.
 
     Args:
-        timeout_s: Compute time in seconds until the block is interrupted.
-        wall_timeout_s: Wall time in seconds until then, waiting for replies included.
         contexts: Contexts for children of the block's queries.
-        fields: Fields to submit; None if there are none.
 
     Attributes:
         killed_because: Reason why the REPL must be killed, as one clause; None while it can go on.
@@ -93,27 +89,22 @@ class BlockRun:
         self,
         worker: Worker,
         connection: Connection,
-        output: BlockOutput,
         limits: ReplLimits,
-        answer: QueryHandler,
-        timeout_s: float,
-        wall_timeout_s: float,
         contexts: QueryContexts,
-        fields: SubmitFields | None = None,
+        spec: BlockSpec,
     ) -> None:
         self.killed_because: str | None = None
         self._worker = worker
         self._connection = connection
-        self._output = output
-        self._answer = answer
         self._contexts = contexts
-        self._fields = fields
+        self._spec = spec
         self._input: BlockInput | None = None
-        self._max_frame_bytes = limits.max_frame_bytes
-        cpus = min(worker.cpus, limits.max_processes)
+        if spec.wanted.stdin is not None and not isinstance(spec.wanted.stdin, str):
+            self._input = BlockInput(spec.wanted.stdin, limits.max_frame_bytes)
+        cpus, timeout_s, grace_s = min(worker.cpus, limits.max_processes), spec.timeout_s, limits.interrupt_grace_s
         self._may_begin_late = limits.cpu_s is None  # else init would count CPU time of earlier blocks against it
-        self._cpu_s = (timeout_s + limits.interrupt_grace_s) * cpus + LEFT_RUNNING_S
-        self.clock = BlockClock(timeout_s, wall_timeout_s, limits.interrupt_grace_s, time.monotonic(), cpus)
+        self._cpu_s = (timeout_s + grace_s) * cpus + LEFT_RUNNING_S
+        self.clock = BlockClock(timeout_s, spec.wall_timeout_s, grace_s, time.monotonic(), cpus)
         self._wake = asyncio.Event()
         self._begins_at = self._looks_at = math.inf
         self._block: asyncio.Future[Result] | None = None
@@ -129,31 +120,28 @@ class BlockRun:
         self.clock.wish(over)
         self._wake.set()
 
-    async def result(self, code: str, wanted: Wanted = NOTHING) -> Result | None:
+    async def result(self) -> Result | None:
         """Run the block, and return its result. If the caller is cancelled, the block goes on until `end` is called.
 
         Returns:
             The result; None if the REPL must be killed, or is dead already. `killed_because` then has the reason.
         """
-        self._worker.on_written, self._worker.on_change = self._output.written, self._wake.set
+        self._worker.on_written, self._worker.on_change = self._spec.output.written, self._wake.set
         self._worker.on_burned = _ignore
-        if wanted.stdin is not None and not isinstance(wanted.stdin, str):
-            self._input = BlockInput(wanted.stdin, self._max_frame_bytes)
-        return await self._rest(lambda: self._begun(code, wanted))
+        return await self._rest()
 
     async def end(self, over: str) -> bool:
         """Interrupt a block whose `result` was cancelled, and return whether its REPL can go on."""
         self.interrupt(over)
-        block = self._block
-        return block is not None and await self._rest(lambda: block) is not None
+        return self._block is not None and await self._rest() is not None
 
-    def _begun(self, code: str, wanted: Wanted) -> "asyncio.Future[Result]":
+    def _begun(self) -> "asyncio.Future[Result]":
         if self._worker.is_begun and self._may_begin_late:
             self._begins_at = time.monotonic() + SHORT_S
         else:
             self._begin()
-        asked = self._off_the_clock
-        self._block = self._connection.execute(code, asked, self._output.shown, wanted, self._wake.set, asked)
+        asked, spec, wake = self._off_the_clock, self._spec, self._wake.set
+        self._block = self._connection.execute(spec.code, asked, spec.output.shown, spec.wanted, wake, asked)
         return self._block
 
     def _begin(self, is_late: bool = False) -> None:
@@ -162,11 +150,11 @@ class BlockRun:
         # The clock interrupts a running block. This bound is for processes left by an ended one.
         self._worker.begin(self._cpu_s, is_late)
 
-    async def _rest(self, begun: "Callable[[], asyncio.Future[Result]]") -> Result | None:
-        """Wait for the end of the block, and for the end of all answering of its queries."""
+    async def _rest(self) -> Result | None:
+        """Begin the block, unless it has begun. Wait for its end, and for the end of all answering of its queries."""
         result: Result | None = None
         try:
-            result = await self._outcome(begun())
+            result = await self._outcome(self._block or self._begun())
         except ProtocolViolation as violation:
             self.killed_because = f"it broke the protocol of its connection to the broker: {violation}"
         except SandboxFailed as failure:
@@ -239,23 +227,23 @@ class BlockRun:
 
     async def _answered(self, query: Query) -> list[Slot]:
         if query.want == "wait":
-            recorded, wait = getattr(self._answer, "waited", None), self._connection.answered
+            recorded, wait = getattr(self._spec.answer, "waited", None), self._connection.answered
             return await (wait(query) if recorded is None else recorded(query, wait))
         if query.want == "cancel":
             await self._connection.end_background(query.texts)
             return [Slot()] * len(query.prompts)
         if not query.contexts:
-            return await self._answer(query)
+            return await self._spec.answer(query)
         try:
             asked = self._contexts.of(query)
         except ContextRefused as refused:
             return [Slot(error=str(refused))] * len(query.prompts)
-        return await self._answer(asked)
+        return await self._spec.answer(asked)
 
     async def _checked(self, submitted: Submit) -> list[Slot]:
-        if self._fields is None:
+        if self._spec.fields is None:
             return await refuse_fields(submitted)
-        return [Slot(error=await self._fields.check(submitted))]
+        return [Slot(error=await self._spec.fields.check(submitted))]
 
     async def _more_input(self, query: Query) -> Slot:
         if self._input is None or len(query.prompts) > 1:

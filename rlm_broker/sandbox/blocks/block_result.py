@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.broker.transport.session import Wanted
 from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError, ValueUnavailable
@@ -45,7 +46,9 @@ class BlockOutput:
     them. The head and tail of a stream stay within both together. The session has bounded the displays.
     """
 
-    def __init__(self, bounds: OutputBounds, on_output: OnOutput | None, on_display: OnDisplay | None = None) -> None:
+    def __init__(
+        self, bounds: OutputBounds, on_output: OnOutput | None = None, on_display: OnDisplay | None = None
+    ) -> None:
         self.displays: list[Display] = []
         self._on_output = None if on_output is None else Callback(on_output, "on_output")
         self._on_display = None if on_display is None else Callback(on_display, "on_display")
@@ -348,51 +351,6 @@ def _limit_of(result: Result, interrupted_by: str | None) -> str | None:
     return "memory_bytes" if ran_out else None
 
 
-def ended_block(
-    code: str,
-    output: BlockOutput,
-    result: Result,
-    limit: str | None,
-    wanted: Wanted,
-    fields: SubmitFields | None,
-    execution_time: float,
-) -> Block:
-    """Return a block whose REPL said how it ended. Its values are decoded when they are first looked at.
-
-    Args:
-        limit: Name of the limit that interrupted the block, or None.
-        fields: Fields to submit. If there are any, only their checked values count as submitted.
-    """
-    stdout, stderr = output.finish()
-    final_answer = result.final_answer
-    final_value: Sent | None = sent_value(result.final_value, result.final_value_problem)
-    if fields is not None and fields.names:
-        if final_answer is not None:  # made anew of the checked values: the REPL's own text is untrusted
-            final_answer = None if fields.values is None else as_json(jsonable(fields.values))
-        final_value = CheckedValue(fields.values)
-    block = Block(
-        code=code,
-        status=result.status,
-        stdout=stdout,
-        stderr=stderr,
-        error=result.error and result.error[:MAX_ERROR_CHARS],
-        exit_code=result.exit_code,
-        final_answer=final_answer,
-        draft=result.draft and result.draft[:MAX_DRAFT_CHARS],
-        limit=None if result.status == "ok" else _limit_of(result, limit),
-        execution_time=execution_time,
-        displays=tuple(output.displays),
-        displays_omitted=result.displays_omitted,
-        variables=tuple(Variable(each.name, each.type, each.size) for each in result.variables if wanted.variables),
-    )
-    return with_values(
-        block,
-        sent_value(result.value, result.value_problem) if wanted.value or wanted.names is not None else None,
-        None if final_answer is None else final_value,
-        None if wanted.echo else _unprinted(result, output),
-    )
-
-
 def _unprinted(result: Result, output: BlockOutput) -> Unprinted:
     forms: dict[MimeType, str | bytes] = dict([*result.pictures.items(), *result.texts.items()])
     if "text/plain" in result.texts:
@@ -401,47 +359,87 @@ def _unprinted(result: Result, output: BlockOutput) -> Unprinted:
     return Unprinted(Display(forms) if forms else None, *(text and output.bounded(text) for text in told))
 
 
-def unsent_block(code: str, error: Exception) -> Block:
-    """Return a block that was not sent: it is too long, or its code has a lone surrogate, as the compiler says."""
-    if isinstance(error, FrameTooLarge):
-        why = f"code and stdin are too long for a message: {error}; raise max_frame_bytes"
-    else:
-        why = f"UnicodeEncodeError: {error}"
-    return Block(code, "error", error=why)
+class BlockSpec(msgspec.Struct):
+    """One block to run. It makes the outcome of what the REPL says.
 
-
-def killed_block(
-    code: str,
-    output: BlockOutput,
-    why: str,
-    seen: PostMortem,
-    limit: str | None,
-    execution_time: float,
-    undone: int | None = None,
-    lost: str = "",
-) -> Block:
-    """Return a block whose REPL was killed.
-
-    Args:
-        why: Reason of the kill, as one clause.
-        seen: State of the REPL just before, as init saw it.
-        limit: Name of the limit that was reached, or None.
-        undone: Number of blocks whose variables are lost with the REPL, this one included; None for all of them.
-        lost: Sentences on what has not come back, and why; empty if there is nothing to tell.
+    Attributes:
+        code: Its source; empty if it only reads variables, or becomes a hub.
+        wanted: Its further input, and values for its result.
+        output: Collects its output.
+        answer: Answers its queries.
+        timeout_s: Compute time in seconds until it is interrupted.
+        wall_timeout_s: Wall time in seconds until then, waiting for replies included.
+        fields: Fields to submit; None if there are none. With names, only their checked values count as submitted.
     """
-    stdout, stderr = output.finish()
-    sentence = sentence_of_death(why, seen)
-    if lost:
-        sentence += f". {lost}"
-    return Block(
-        code,
-        "killed",
-        stdout,
-        stderr,
-        sentence,
-        execution_time=execution_time,
-        limit=limit,
-        post_mortem=seen,
-        displays=tuple(output.displays),
-        blocks_undone=undone,
-    )
+
+    code: str
+    wanted: Wanted
+    output: BlockOutput
+    answer: QueryHandler
+    timeout_s: float
+    wall_timeout_s: float
+    fields: SubmitFields | None = None
+
+    def ended(self, result: Result, limit: str | None, execution_time: float) -> Block:
+        """Return the block, whose REPL said how it ended. Its values are decoded when they are first looked at. `limit`
+        names the limit that interrupted it, or is None."""
+        wanted, fields = self.wanted, self.fields
+        stdout, stderr = self.output.finish()
+        final_answer = result.final_answer
+        final_value: Sent | None = sent_value(result.final_value, result.final_value_problem)
+        if fields is not None and fields.names:
+            if final_answer is not None:  # made anew of the checked values: the REPL's own text is untrusted
+                final_answer = None if fields.values is None else as_json(jsonable(fields.values))
+            final_value = CheckedValue(fields.values)
+        block = Block(
+            code=self.code,
+            status=result.status,
+            stdout=stdout,
+            stderr=stderr,
+            error=result.error and result.error[:MAX_ERROR_CHARS],
+            exit_code=result.exit_code,
+            final_answer=final_answer,
+            draft=result.draft and result.draft[:MAX_DRAFT_CHARS],
+            limit=None if result.status == "ok" else _limit_of(result, limit),
+            execution_time=execution_time,
+            displays=tuple(self.output.displays),
+            displays_omitted=result.displays_omitted,
+            variables=tuple(Variable(each.name, each.type, each.size) for each in result.variables if wanted.variables),
+        )
+        return with_values(
+            block,
+            sent_value(result.value, result.value_problem) if wanted.value or wanted.names is not None else None,
+            None if final_answer is None else final_value,
+            None if wanted.echo else _unprinted(result, self.output),
+        )
+
+    def unsent(self, error: Exception) -> Block:
+        """Return the block, which was not sent: it is too long, or has a lone surrogate, as the compiler says."""
+        if isinstance(error, FrameTooLarge):
+            why = f"code and stdin are too long for a message: {error}; raise max_frame_bytes"
+        else:
+            why = f"UnicodeEncodeError: {error}"
+        return Block(self.code, "error", error=why)
+
+    def killed(self, why: str, seen: PostMortem, limit: str | None, execution_time: float, undone: int | None) -> Block:
+        """Return the block, whose REPL was killed.
+
+        Args:
+            why: Reason of the kill, as one clause, and sentences on what has not come back.
+            seen: State of the REPL just before, as init saw it.
+            limit: Name of the limit that was reached, or None.
+            undone: Number of blocks whose variables are lost with the REPL, this one included; None for all of them.
+        """
+        stdout, stderr = self.output.finish()
+        return Block(
+            self.code,
+            "killed",
+            stdout,
+            stderr,
+            why,
+            execution_time=execution_time,
+            limit=limit,
+            post_mortem=seen,
+            displays=tuple(self.output.displays),
+            blocks_undone=undone,
+        )

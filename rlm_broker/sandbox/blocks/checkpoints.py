@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Final
 
 from rlm_broker.broker.transport.provisions import Provisions
-from rlm_broker.broker.transport.session import Wanted
 from rlm_broker.errors import ConfigurationError
 from sandbox_worker.wire.control import Checkpointed
 
@@ -113,11 +112,10 @@ class Checkpoints:
         """Record that init gives up all, since the REPL is forked."""
         self._asked, self._made = None, []
 
-    def block_ended(self, wanted: Wanted, seconds: float) -> None:
-        """Count a block whose variables a kill would lose. A block that reads variables makes none."""
-        if wanted.names is None:
-            self._work_s += seconds
-            self.blocks += 1
+    def block_ended(self, seconds: float) -> None:
+        """Count a block whose variables a kill would lose."""
+        self._work_s += seconds
+        self.blocks += 1
 
     def provided(self, more: Provisions, context: str | None = None) -> None:
         """Record provisions, of which a checkpoint does not know."""
@@ -127,17 +125,18 @@ class Checkpoints:
                 if context is not None:
                     point.contexts.append(context)
 
-    def point(self, numbers: Collection[int], back: int = 1) -> Point | None:
-        """Return the checkpoint that lies so many back, of those of these numbers, which init has. If there is none,
-        `problem` says why."""
+    def spared(self, numbers: Collection[int]) -> None:
+        """Record that the REPL was killed, and which checkpoints init has spared. `problem` says why one is missing."""
         living = [each for each in self._made if each.number in numbers]
-        if len(living) >= back:
-            return living[-back]
-        if self._made:
+        if living != self._made:
             self.problem = "it had ended before, or its memory was needed"
-        elif self._asked is not None:
+        elif not living and self._asked is not None:
             self.problem = "the REPL could not make it"
-        return None
+        self._made = living
+
+    def point(self, back: int = 1) -> Point | None:
+        """Return the checkpoint that lies so many back, if init has it."""
+        return self._made[-back] if len(self._made) >= back else None
 
     def require(self, back: int) -> None:
         """Raise ConfigurationError unless there are so many checkpoints."""
@@ -149,12 +148,11 @@ class Checkpoints:
         if not self._made:
             raise ConfigurationError(f"there is no checkpoint to go back to: {self.problem or NONE[self._mode]}")
 
-    def rolled_back(self, point: Point) -> int:
-        """Record that the REPL goes on from there. Return the number of ended blocks whose variables are lost."""
-        undone = self.blocks - point.blocks
+    def rolled_back(self, point: Point) -> None:
+        """Record that the REPL goes on from there."""
         self._work_s, self.blocks = point.work_s, point.blocks
-        self._asked, self._made = None, self._made[: self._made.index(point)]
-        return undone
+        self._asked = self.problem = None
+        self._made = self._made[: self._made.index(point)]
 
     def all_is_lost(self) -> None:
         """Record that a fresh REPL takes the place of the last."""

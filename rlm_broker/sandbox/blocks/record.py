@@ -1,32 +1,47 @@
 """The record of a REPL: the blocks that it ran, and what it was given between them, for a fresh REPL to run again.
 
 A record has no prompts and no output: it has digests of them, the answers that code got, and the source of the blocks.
+While the REPL lives, a note is an element of a list. Its digests are made when the record is asked for, or when the
+texts that wait for one have `LOOSE_CHARS`.
 """
 
-import contextlib
 import hashlib
 import os
 import re
-import secrets
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
+from rlm_broker.broker.transport.provisions import Provisions
+from rlm_broker.broker.transport.session import Wanted
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.results import Block
 from rlm_broker.sandbox.arguments import SEED_BITS
 from rlm_broker.values.fields import FINITE
+from rlm_broker.values.host_files import open_regular, replacing
+from sandbox_worker.wire.counts import has_more_values_than
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.frames import PREFIX
-from sandbox_worker.wire.messages import Attach, Provide, Query, Slot, Submit, decode_from_orchestrator
+from sandbox_worker.wire.messages import Attach, Environment, Provide, Query, Slot, Submit, decode_from_orchestrator
 from sandbox_worker.wire.prompts import MessagePart
 from sandbox_worker.wire.text_json import decode_escaped, encode_escaped
 
 MAX_FILE_BYTES: Final = 512 << 20
 """Bytes of a saved record, at most; a larger file is refused. JSON may write a character as six."""
+MAX_BYTES: Final = 64 << 20
+"""Characters and bytes of code, answers, values and files that are kept, at most. Beyond them there is no replay."""
+ENTRY_BYTES: Final = 256
+"""Bytes that an entry or an answer counts, beside its texts."""
+LOOSE_CHARS: Final = 1 << 20
+"""Characters of prompts and output that wait for their digest, at most."""
+MAX_FILE_VALUES: Final = 16 * MAX_BYTES // ENTRY_BYTES
+"""JSON values in a saved record, at most; a file with more is refused before it is decoded. An entry has 12."""
 MOST_BLOCKS: Final = 1 << 31
 """Number of a block, at most."""
 ANY_MODEL: Final = "*"
@@ -34,6 +49,7 @@ ANY_MODEL: Final = "*"
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
 """Address in the text of an object, which differs from process to process."""
 _FORMAT: Final = "rlm-broker record 1"
+_TEXT = attrgetter("text")
 
 
 def asked(
@@ -54,6 +70,14 @@ def asked(
         prompt = [{"role": each.role, "content": each.content} for each in parts] or prompt
     kind = "ask" if want in ("llm", "rlm") else want
     return _digest(encode_escaped([kind, model, system, tool, prompt]))
+
+
+def keys_of(query: Query | Submit, model: str | None = None) -> list[bytes]:
+    """Return the key of each prompt of a query, for its model or another one."""
+    if isinstance(query, Submit):
+        return [asked("submit", bytes(query.fields).decode(errors="replace"))]
+    model = model or query.model
+    return [asked(query.want, each, model=model, system=query.system, tool=query.tool) for each in query.prompts]
 
 
 def outcome_of(block: Block) -> bytes:
@@ -200,16 +224,11 @@ class ReplRecord:
             ConfigurationError: The file cannot be written.
         """
         data = encode_escaped(_Saved(_FORMAT, self.seed, self.entries, self.problem))
-        target = Path(path)
-        part = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}")
         try:
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            with replacing(Path(path)) as file:
                 file.write(data)
-            part.replace(target)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink()
-            raise ConfigurationError(f"{target} cannot be written: {error.strerror}") from None
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "ReplRecord":
@@ -218,14 +237,11 @@ class ReplRecord:
         Raises:
             ConfigurationError: The file cannot be read, or has no record of this version.
         """
-        try:
-            # a named pipe, unlike a file, would have the opening wait for its writer
-            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-                data = file.read(MAX_FILE_BYTES + 1) or b""
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-        if len(data) > MAX_FILE_BYTES:
-            raise ConfigurationError(f"{path} has more than {MAX_FILE_BYTES:,} bytes, and so is no record of a REPL")
+        with open(open_regular(path), "rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES or has_more_values_than(MAX_FILE_VALUES, data):
+            most = f"{MAX_FILE_BYTES:,} bytes or {MAX_FILE_VALUES:,} values"
+            raise ConfigurationError(f"{path} has more than {most}, and so is no record of a REPL")
         try:
             saved = decode_escaped(data, _Saved)
             for entry in saved.entries:
@@ -234,14 +250,6 @@ class ReplRecord:
         except (ValueError, RecursionError, TypeError, MessageInvalid) as error:
             raise ConfigurationError(f"{path} is no record of a REPL that this version reads: {error}") from None
         return cls(saved.entries, saved.seed, saved.problem)
-
-
-def keys_of(query: Query | Submit, model: str | None = None) -> list[bytes]:
-    """Return the key of each prompt of a query, for its model or another one."""
-    if isinstance(query, Submit):
-        return [asked("submit", bytes(query.fields).decode(errors="replace"))]
-    model = model or query.model
-    return [asked(query.want, each, model=model, system=query.system, tool=query.tool) for each in query.prompts]
 
 
 def _require_frames(given: Given) -> None:
@@ -263,3 +271,146 @@ def _chars_of(entry: Entry) -> int:
         case HostFile():
             return len(entry.data or b"")
     return 0
+
+
+class ReplRecorder:
+    """Makes the record of one REPL.
+
+    Args:
+        opening: Tools, values and environment of the REPL when it opens.
+        seed: Seed of its random numbers; None before it is known.
+        is_on: Whether anything is kept.
+
+    Attributes:
+        entries: The entries so far, with the block that runs.
+        problem: Reason why nothing is kept, as a clause; None if it is.
+    """
+
+    def __init__(self, opening: Provisions, seed: int | None, *, is_on: bool) -> None:
+        self.entries: list[Entry] = []
+        self.seed = seed
+        self.problem = None if is_on else "max_replay_s is 0"
+        self._opening = opening
+        self._room = MAX_BYTES if is_on else -1
+        self._loose = deque[tuple[RecordedBlock, Query | Submit | None, Any]]()
+        self._loose_chars = 0
+
+    def record(self) -> ReplRecord:
+        """Return the record of all blocks that have ended."""
+        self._tidy()
+        ended = (each for each in self.entries if not isinstance(each, RecordedBlock) or each.outcome or each.problem)
+        return ReplRecord(ended, self.seed, self.problem)
+
+    def copy(self) -> "ReplRecorder":
+        """Return the recorder of a fork, which goes on from here. No block runs."""
+        self._tidy()
+        made = ReplRecorder(self._opening, self.seed, is_on=True)
+        made.begin_with(self.entries)
+        made.problem, made._room = self.problem, self._room
+        return made
+
+    def begin_with(self, entries: Iterable[Entry]) -> None:
+        """Take the entries of another record, as copies: a child in the background may add an answer to a block."""
+        self.entries = [
+            replace(each, answers=[*each.answers]) if isinstance(each, RecordedBlock) else each for each in entries
+        ]
+
+    def opening(self, max_frame_bytes: int) -> Provisions:
+        """Return what a fresh REPL is given for a replay: as when the first one opened, with the seed of the record."""
+        made = self._opening.copy()
+        made.add(Provisions.of({}, max_frame_bytes, environment=Environment({}, self.seed)))
+        return made
+
+    def begun(self, code: str, wanted: Wanted, number: int) -> RecordedBlock:
+        """Note a block that begins. It counts when it has `ended`. One that reads variables is not kept."""
+        asks, submit = callable(wanted.stdin), wanted.submit
+        stdin = wanted.stdin if isinstance(wanted.stdin, str) else None
+        block = RecordedBlock(code, b"", 0.0, [], number, None, wanted.value, stdin, asks, submit, wanted.echo)
+        if self._room >= 0 and wanted.names is None:
+            self.entries.append(block)
+        return block
+
+    def ended(self, recorded: RecordedBlock, block: Block | None, seconds: float) -> None:
+        """Note how a block has ended; None stands for the end of its caller, which waits for no outcome."""
+        recorded.seconds = seconds
+        self._room -= len(recorded.code) + len(recorded.stdin or "") + ENTRY_BYTES
+        if block is None or block.status == "interrupted":
+            recorded.problem = "was interrupted"
+        else:
+            self._loose.append((recorded, None, block))
+            self._loose_chars += len(block.stdout) + len(block.stderr)
+        has_pictures = block is not None and block.displays  # which are not kept alive
+        if self._loose_chars > LOOSE_CHARS or self._room < 0 or has_pictures:
+            self._tidy()
+
+    def forget(self, recorded: RecordedBlock) -> None:
+        """Drop a block that never ran."""
+        self.entries = [each for each in self.entries if each is not recorded]
+
+    def place(self, blocks: int) -> int:
+        """Return the place in `entries` right behind the first blocks."""
+        places = [place for place, each in enumerate(self.entries) if isinstance(each, RecordedBlock)]
+        return max(places[:blocks], default=-1) + 1
+
+    def cut(self, blocks: int) -> None:
+        """Drop all blocks but the first ones that have ended. What the REPL was given stays."""
+        self.entries, place = self.record().entries, self.place(blocks)
+        self.entries[place:] = [each for each in self.entries[place:] if not isinstance(each, RecordedBlock)]
+
+    def answered(self, query: Query | Submit, slots: list[Slot], size: int) -> None:
+        """Note the answer to a query of the present block, or of an earlier one that goes on in the background.
+
+        Args:
+            size: Characters of the query, roughly.
+        """
+        number = int(query.id.partition(":")[0])
+        for block in reversed(self.entries):
+            if isinstance(block, RecordedBlock) and block.number <= number:
+                if block.number == number:
+                    self._loose.append((block, query, slots))
+                    self._loose_chars += size
+                    self._room -= sum(map(len, map(_TEXT, slots))) + ENTRY_BYTES * len(slots)
+                break
+        if self._loose_chars > LOOSE_CHARS or self._room < 0:
+            self._tidy()
+
+    def given(self, more: Provisions, context: str | None = None) -> None:
+        """Note tools and values that the REPL is given from its next block on, or the added context of this name."""
+        tools, frames, again = more.parts()
+        self._add(sum(map(len, frames.values())), lambda: Given(tools, frames, again, context))
+
+    def file(self, path: str, data: bytes | bytearray | memoryview | Path | None) -> None:
+        """Note a file that the host has written, or removed. A copy of a file of the host cannot be made again: it may
+        be another one by then."""
+        if isinstance(data, Path):
+            self.gap("a file of the host was copied into its scratch folder")
+        else:
+            self._add(
+                0 if data is None else memoryview(data).nbytes,
+                lambda: HostFile(path, None if data is None else bytes(data)),
+            )
+
+    def gap(self, why: str) -> None:
+        """Note something that cannot be done again, as a clause."""
+        if not self.entries or not isinstance(self.entries[-1], Gap):
+            self._add(0, lambda: Gap(why))
+
+    def _add(self, size: int, entry: Callable[[], Entry]) -> None:
+        self._room -= size + ENTRY_BYTES
+        if self._room >= 0:
+            self.entries.append(entry())
+        else:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Make the digests that are missing. Beyond the bound, drop all entries for good."""
+        self._loose_chars = 0
+        while self._loose:
+            block, query, told = self._loose.popleft()
+            if query is None:
+                block.outcome = outcome_of(told)
+            else:
+                block.answers += zip(keys_of(query), told, strict=False)
+        if self._room < 0 and self.problem is None:
+            self.entries = []
+            self.problem = f"the record of its blocks has more than {MAX_BYTES >> 20} MiB"

@@ -7,7 +7,7 @@ import mmap
 import socket
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, fcntl
 from functools import partial
 from io import FileIO
@@ -53,6 +53,7 @@ class StartedWorker:
         connection: Connection of its first REPL.
         limits: Limits of each of its REPLs. Its taker may change those that init does not enforce.
         on_end: Called once, when the worker has ended. Its source may set it.
+        context: Small context that each of its REPLs is given as a value, since init does not have it; else None.
         relatives: This worker and its forks, as far as they have not ended; empty if it was never forked, or is none.
             They share one init.
     """
@@ -65,26 +66,23 @@ class StartedWorker:
         self.relatives: set[StartedWorker] = set()
         self._first: StartedWorker | None = None
         self._cold_start = cold_start
-        self._context: Provisions | None = None
-
-    def provide_context(self, context: Provisions) -> None:
-        """Give the REPL its context as a value. A restarted REPL gets it again, since init does not have it."""
-        self._context = context
-        self.connection.provide(context)
+        self.context: Provisions | None = None
 
     async def restart(self) -> Connection:
         """Start a fresh REPL with the same context, in place of one that has ended, and return its connection."""
         with shortage_told(_NO_REPL):
-            connection = await self._cold_start.restart(self.worker, self.limits)
-        if self._context is not None:
-            connection.provide(self._context)
+            async with self._cold_start.connecting(self.limits) as (connection, fd):
+                await self.worker.start(fd, self.limits.start_timeout_s)
         return connection
 
-    async def resume(self, checkpoint: int, block: int) -> Connection | None:
-        """Have the checkpoint of that number go on as the REPL, and return its connection; None if there is none.
-        `block` is the number of the last block, after which it counts on."""
+    async def resume(self, checkpoint: int, block: int) -> Connection:
+        """Have the checkpoint of that number go on as the REPL, and return its connection. `block` is the number of the
+        last block, after which it counts on. Raise SandboxFailed if it is not there, or does not go on."""
+        limits = self.limits.replace(start_timeout_s=min(self.limits.start_timeout_s, RESUMES_S))
         with shortage_told(_NO_REPL):
-            return await self._cold_start.resume(self.worker, self.limits, checkpoint, block)
+            async with self._cold_start.connecting(limits, block) as (connection, fd):
+                await self.worker.resume(checkpoint, fd)
+        return connection
 
     @property
     def is_shared(self) -> bool:
@@ -107,8 +105,29 @@ class StartedWorker:
             ForkRefused: The REPL cannot be forked, or not now.
             SandboxFailed: The REPL has ended.
         """
+        level, init = self._cold_start.fork_server.level, self.worker.init
+        if not level.has_pid_namespace:
+            raise ForkRefused(f"{NOT_FORKED}: that needs isolation level 'strict', and it has {level.name!r}")
+        if not isinstance(init, WorkerSocket):
+            raise ForkRefused(f"{NOT_FORKED}: it is on a node")
+        if self.worker.group is not None:
+            raise ForkRefused(f"{NOT_FORKED}: a control group limits its memory (exact_memory)")
         with shortage_told(f"{NOT_FORKED}: the machine is short of something"):
-            worker, connection = await self._cold_start.fork(self.worker, self.limits, block, becomes_hub)
+            control, theirs = socketpair_of_parent()
+            worker = Worker(level, ForkInit(control, init))
+            worker.layers = self.worker.layers
+            try:
+                async with self._cold_start.connecting(self.limits, block) as (connection, fd):
+                    with theirs, _new_bell() as bell:
+                        fds = theirs.fileno(), fd, bell.fileno()
+                        await self.worker.prepare_fork(becomes_hub is not None, *fds)
+                    if becomes_hub is not None:
+                        await becomes_hub()
+                    await worker.forked(self.limits.start_timeout_s)
+            except BaseException:
+                theirs.close()
+                await to_its_end(worker.kill)
+                raise
         fork = StartedWorker(worker, connection, self.limits, self._cold_start)
         fork._first, fork.relatives = self._first or self, self.relatives
         self.relatives.update((self, fork))
@@ -124,15 +143,13 @@ class StartedWorker:
             with contextlib.suppress(SandboxFailed):
                 await self.worker.stop()
         if not self.relatives:
-            await (self._first or self)._end_all()
-
-    async def _end_all(self) -> None:
-        try:
-            await self._cold_start.fork_server.end(self.worker)
-        finally:
-            on_end, self.on_end = self.on_end, None
-            if on_end is not None:
-                on_end()
+            first = self._first or self
+            try:
+                await self._cold_start.fork_server.end(first.worker)
+            finally:
+                on_end, first.on_end = first.on_end, None
+                if on_end is not None:
+                    on_end()
 
 
 class ColdStart:
@@ -165,64 +182,22 @@ class ColdStart:
                 if not isinstance(error, WorkerDied) or not tries:
                     raise
 
-    async def restart(self, worker: Worker, limits: ReplLimits) -> Connection:
-        """Start a fresh REPL in a worker, on a fresh connection: the last REPL may have ended inside a frame."""
-        connection, connected = await self._connect(limits)
-        try:
-            with connected:
-                await worker.start(connected.fileno(), limits.start_timeout_s)
-            await self._ready(connection, limits)
-        except BaseException:
-            await to_its_end(connection.close)
-            raise
-        return connection
+    @contextlib.asynccontextmanager
+    async def connecting(self, limits: ReplLimits, block: int = 0) -> AsyncIterator[tuple[Connection, int]]:
+        """Yield a fresh connection, and the descriptor of its other end for a REPL: the last REPL may have ended inside
+        a frame. Then wait until the REPL is ready. If either fails, close the connection.
 
-    async def resume(self, worker: Worker, limits: ReplLimits, checkpoint: int, block: int) -> Connection | None:
-        """Have a checkpoint of a worker go on as the REPL, on a fresh connection, see `StartedWorker.resume`."""
-        quick = limits.replace(start_timeout_s=min(limits.start_timeout_s, RESUMES_S))
-        connection, connected = await self._connect(quick, block=block)
-        try:
-            with connected:
-                is_taken = await worker.resume(checkpoint, connected.fileno())
-            if is_taken:
-                await self._ready(connection, quick)
-                return connection
-        except BaseException:
-            await to_its_end(connection.close)
-            raise
-        await connection.close()
-        return None
-
-    async def fork(
-        self, worker: Worker, limits: ReplLimits, block: int, becomes_hub: Callable[[], Awaitable[None]] | None
-    ) -> tuple[Worker, Connection]:
-        """Have the REPL of a worker forked, see `StartedWorker.fork`. Return the fork's worker and its connection."""
-        level, init = self.fork_server.level, worker.init
-        if not level.has_pid_namespace:
-            raise ForkRefused(f"{NOT_FORKED}: that needs isolation level 'strict', and it has {level.name!r}")
-        if not isinstance(init, WorkerSocket):
-            raise ForkRefused(f"{NOT_FORKED}: it is on a node")
-        if worker.group is not None:
-            raise ForkRefused(f"{NOT_FORKED}: a control group limits its memory (exact_memory)")
+        Args:
+            block: Number of the last block of the REPL.
+        """
         connection, connected = await self._connect(limits, block=block)
-        control, theirs = socketpair_of_parent()
-        fork = Worker(level, ForkInit(control, init))
-        fork.layers = worker.layers
         try:
-            with connected, theirs, _new_bell() as bell:
-                fds = theirs.fileno(), connected.fileno(), bell.fileno()
-                problem = await worker.prepare_fork(becomes_hub is not None, *fds)
-            if problem is not None:
-                raise ForkRefused(f"{NOT_FORKED}: {problem}")
-            if becomes_hub is not None:
-                await becomes_hub()
-            await fork.forked(limits.start_timeout_s)
+            with connected:
+                yield connection, connected.fileno()
             await self._ready(connection, limits)
         except BaseException:
             await to_its_end(connection.close)
-            await to_its_end(fork.kill)
             raise
-        return fork, connection
 
     async def _connect(
         self, limits: ReplLimits, after_others: bool = False, block: int = 0
@@ -349,9 +324,8 @@ class WarmPool:
         value = self._as_value(context)
         taken = None if value is None else await self._take_ready()
         asyncio.get_running_loop().call_later(REFILL_AFTER_S, self._refill)
-        if taken is not None and value is not None:
-            taken.limits = limits
-            taken.provide_context(value)
+        if taken is not None:
+            taken.limits, taken.context = limits, value
         return taken
 
     def fill(self) -> None:

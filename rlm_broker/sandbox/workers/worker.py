@@ -33,7 +33,7 @@ allows on all CPUs."""
 SEED_BYTES = 4
 """Bytes of a seed, as `Sandbox(seed=)` has."""
 
-A = TypeVar("A", bound=control.FromInit)
+A = TypeVar("A", bound=control.Control)
 _Said = tuple[control.Control, *tuple[int | None, ...]]
 """A message, with the descriptors beside it; None is none."""
 
@@ -50,7 +50,6 @@ class Worker:
             time.
         on_checkpointed: Called when the REPL has made a checkpoint.
         on_change: Called when `died` or `gone` changes.
-        checkpoints: Numbers of the checkpoints that the last `stop` has spared.
         cpus: CPUs for all its processes.
         seed: Seed of the random numbers in each of its REPLs: the fork server's, or else one of its own.
         scratch: Its folder on the host, at a level without a root of its own; else empty.
@@ -71,7 +70,6 @@ class Worker:
         self.on_written: Callable[[control.Written], None] = _ignore
         self.on_burned: Callable[[float], None] = _ignore
         self.on_checkpointed: Callable[[control.Checkpointed], None] = _ignore
-        self.checkpoints: list[int] = []
         self.on_change: Callable[[], None] = _ignore
         self.cpus = len(os.sched_getaffinity(0))
         self.scratch = scratch
@@ -104,7 +102,7 @@ class Worker:
         pieces: Sequence[tuple[int | None, ContextPiece | None]] = context or [(None, None)]
         messages: list[_Said] = [(control.Load(piece=piece), fd) for fd, piece in pieces]
         messages.append((control.Start(self.seed), connection_fd))
-        kinds: list[type[control.FromInit]] = [*[control.Loaded] * len(pieces), control.Started]
+        kinds: list[type[control.Control]] = [*[control.Loaded] * len(pieces), control.Started]
         loaded, *_, started = await self._exchange(messages, *kinds, timeout_s=timeout_s)
         assert isinstance(loaded, control.Loaded)
         assert isinstance(started, control.Started)
@@ -112,38 +110,36 @@ class Worker:
 
     async def start(self, connection_fd: int, timeout_s: float) -> None:
         """Fork a REPL that uses `connection_fd`, after all processes of the last one were killed."""
-        self.died, self.checkpoints = None, []
-        self._begun_at = -math.inf
-        await self._exchange([(control.Start(self.seed), connection_fd)], control.Started, timeout_s=timeout_s)
+        self._forget_last()
+        await self._ask(control.Started, control.Start(self.seed), connection_fd, timeout_s=timeout_s)
 
     async def prepare_checkpoint(self, number: int) -> str | None:
         """Have init prepare a checkpoint, which the REPL makes before its next block. Return why it can make none now,
         as one clause; else None."""
-        (prepared,) = await self._exchange([(control.Checkpoint(number), None)], control.Prepared)
-        assert isinstance(prepared, control.Prepared)
-        return prepared.problem
+        return (await self._ask(control.Prepared, control.Checkpoint(number))).problem
 
-    async def prepare_fork(self, needs_hub: bool, control_fd: int, connection_fd: int, bell_fd: int) -> str | None:
-        """Have init prepare a fork of the REPL, see `ForkRepl`. Return why there can be none now, as one clause; else
-        None."""
-        message = control.ForkRepl(needs_hub)
-        (prepared,) = await self._exchange([(message, control_fd, connection_fd, bell_fd)], control.Prepared)
-        assert isinstance(prepared, control.Prepared)
-        return prepared.problem
+    async def prepare_fork(self, needs_hub: bool, control_fd: int, connection_fd: int, bell_fd: int) -> None:
+        """Have init prepare a fork of the REPL, see `ForkRepl`. Raise ForkRefused if there can be none now."""
+        fds = control_fd, connection_fd, bell_fd
+        if (problem := (await self._ask(control.Prepared, control.ForkRepl(needs_hub), *fds)).problem) is not None:
+            raise ForkRefused(f"{NOT_FORKED}: {problem}")
 
     async def forked(self, timeout_s: float) -> None:
         """Wait until this worker, which is a fork, has its processes. Raise ForkRefused if they cannot be forked,
         WorkerDied if they have ended."""
         await self._exchange([], control.Started, timeout_s=timeout_s)
 
-    async def resume(self, checkpoint: int, connection_fd: int) -> bool:
-        """Have the checkpoint of that number go on as the REPL, with `connection_fd`, after `stop`. Return whether it
-        is there."""
-        self.died, self.checkpoints = None, []
+    async def resume(self, checkpoint: int, connection_fd: int) -> None:
+        """Have the checkpoint of that number go on as the REPL, with `connection_fd`, after `stop`. Raise SandboxFailed
+        if it is not there."""
+        self._forget_last()
+        if not (await self._ask(control.Handed, control.Resume(checkpoint), connection_fd)).taken:
+            raise SandboxFailed("there is no such checkpoint any more")
+
+    def _forget_last(self) -> None:
+        """Forget how the last REPL has ended."""
+        self.died = None
         self._begun_at = -math.inf
-        (handed,) = await self._exchange([(control.Resume(checkpoint), connection_fd)], control.Handed)
-        assert isinstance(handed, control.Handed)
-        return handed.taken
 
     @property
     def is_begun(self) -> bool:
@@ -174,20 +170,19 @@ class Worker:
     async def interrupt(self, block: int) -> None:
         """Send SIGINT to the REPL if it runs the block of this number. The signal is queued before any later message
         arrives."""
-        await self._exchange([(control.Interrupt(block=block), None)], control.Interrupted)
+        await self._ask(control.Interrupted, control.Interrupt(block=block))
 
     async def drain(self) -> None:
         """Wait until all that was written to descriptors 1 and 2 so far has been passed to `on_written`."""
-        await self._exchange([(control.Drain(), None)], control.Drained)
+        await self._ask(control.Drained, control.Drain())
 
-    async def stop(self, explain: bool = False) -> control.LastSeen | None:
+    async def stop(self, explain: bool = False) -> control.Stopped:
         """Kill the REPL and all that it started, but for its checkpoints; return when they have ended and their last
-        output was passed on. If init is to `explain`, it looks at the REPL first, and its state is returned."""
-        (stopped,) = await self._exchange([(control.Stop(explain=explain), None)], control.Stopped)
-        assert isinstance(stopped, control.Stopped)
+        output was passed on, with the numbers of the checkpoints. If init is to `explain`, it looks at the REPL first,
+        and its state is returned, too."""
+        stopped = await self._ask(control.Stopped, control.Stop(explain=explain))
         self.died = None
-        self.checkpoints = stopped.checkpoints
-        return stopped.post_mortem
+        return stopped
 
     async def open_file(self, request: control.OpenToRead | control.OpenToWrite) -> int:
         """Have init open a regular file of the scratch folder; return a descriptor for the caller to close. Raise
@@ -208,13 +203,11 @@ class Worker:
 
     async def list_folder(self, path: list[bytes], after: bytes) -> control.Listed:
         """Return the entries of a folder below the scratch folder. Raises `FileRefused` as `open_file` does."""
-        (listed,) = await self._exchange([(control.ListFolder(path, after), None)], control.Listed)
-        assert isinstance(listed, control.Listed)
-        return listed
+        return await self._ask(control.Listed, control.ListFolder(path, after))
 
     async def remove_file(self, path: list[bytes]) -> None:
         """Have init remove a file of the scratch folder. Raises `FileRefused` as `open_file` does."""
-        await self._exchange([(control.RemoveFile(path), None)], control.Removed)
+        await self._ask(control.Removed, control.RemoveFile(path))
 
     def run_program(self, cwd: list[bytes], *fds: int) -> "RunningProgram":
         """Have init start a program, see `RunProgram`. The caller keeps its copies of the descriptors."""
@@ -244,15 +237,21 @@ class Worker:
 
     # -- what init says ----------------------------------------------------------------------------------------------
 
+    async def _ask(self, kind: type[A], message: control.Control, *fds: int, timeout_s: float = ANSWER_TIMEOUT_S) -> A:
+        """Send a message with descriptors beside it, and return the answer."""
+        (answer,) = await self._exchange([(message, *fds)], kind, timeout_s=timeout_s)
+        assert isinstance(answer, kind)
+        return answer
+
     async def _exchange(
-        self, messages: Sequence[_Said], *kinds: type[control.FromInit], timeout_s: float = ANSWER_TIMEOUT_S
-    ) -> list[control.FromInit]:
+        self, messages: Sequence[_Said], *kinds: type[control.Control], timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> list[control.Control]:
         """Send messages, each with the descriptor beside it, and return the answers to all of them."""
         return await asyncio.shield(await self._sent(messages, kinds, timeout_s))
 
     async def _sent(
-        self, messages: Sequence[_Said], kinds: Sequence[type[control.FromInit]], timeout_s: float
-    ) -> "asyncio.Task[list[control.FromInit]]":
+        self, messages: Sequence[_Said], kinds: Sequence[type[control.Control]], timeout_s: float
+    ) -> "asyncio.Task[list[control.Control]]":
         """Send messages in the turn of this exchange, and return a task that takes the answers.
 
         The task goes on if the caller is cancelled: an answer left over would be taken for that of the next message.
@@ -268,10 +267,10 @@ class Worker:
         answers.add_done_callback(self._exchanged)
         return answers
 
-    async def _answers_of(self, kinds: Sequence[type[control.FromInit]], timeout_s: float) -> list[control.FromInit]:
+    async def _answers_of(self, kinds: Sequence[type[control.Control]], timeout_s: float) -> list[control.Control]:
         return [await self._answer(kind, timeout_s) for kind in kinds]
 
-    def _exchanged(self, answers: "asyncio.Task[list[control.FromInit]]") -> None:
+    def _exchanged(self, answers: "asyncio.Task[list[control.Control]]") -> None:
         self._exchanging.release()
         if not answers.cancelled():
             answers.exception()  # read, or asyncio would report it as never retrieved if its caller was cancelled
@@ -364,7 +363,7 @@ class RunningProgram(NamedTuple):
     ended: "asyncio.Future[control.ProgramEnded | None]"
 
 
-def _close_opened(exchange: "asyncio.Task[list[control.FromInit]]") -> None:
+def _close_opened(exchange: "asyncio.Task[list[control.Control]]") -> None:
     """Close the descriptor of a file whose caller was cancelled."""
     if exchange.cancelled() or exchange.exception() is not None:
         return

@@ -5,12 +5,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from rlm_broker.broker.transport.connection import refuse
 from rlm_broker.broker.transport.session import NOTHING, Wanted
 from rlm_broker.errors import ValueUnavailable
 from rlm_broker.results import Block, PostMortem
-from rlm_broker.sandbox.blocks import block_result
 from rlm_broker.sandbox.blocks.block_result import (
     BlockOutput,
+    BlockSpec,
     SentValue,
     SubmitFields,
     sent_value,
@@ -37,7 +38,7 @@ def ended(
     output.printed(Output(1, "stderr", "warned"))
     output.shown(DisplayMessage(1, texts={"text/html": "<b>"}))
     result = Result(**{"block": 1, "status": "ok", **of_result})
-    return block_result.ended_block("code", output, result, limit, wanted, fields, 1.5)
+    return BlockSpec("code", wanted, output, refuse, 1.0, 1.0, fields).ended(result, limit, 1.5)
 
 
 def test_block_that_ended_has_what_its_repl_sent() -> None:
@@ -102,7 +103,7 @@ def test_killed_block_keeps_what_it_showed() -> None:
     output.printed(Output(1, "stderr", "warned"))
     output.shown(DisplayMessage(1, texts={"text/html": "<b>"}))
     seen = PostMortem("", "", 1, 2.0, 3, 4)
-    block = block_result.killed_block("code", output, "it ended", seen, "cpu_s", 1.5)
+    block = BlockSpec("code", NOTHING, output, refuse, 1.0, 1.0).killed("it ended", seen, "cpu_s", 1.5, None)
     assert (block.code, block.status, block.stdout, block.stderr) == ("code", "killed", "printed", "warned")
     assert (block.limit, block.execution_time, block.post_mortem, len(block.displays)) == ("cpu_s", 1.5, seen, 1)
     assert "it ended" in (block.error or "")
