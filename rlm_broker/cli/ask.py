@@ -71,7 +71,8 @@ def run(
     _require_new(out)
     try:
         with ExitStack() as stack:
-            progress = None if quiet else stack.enter_context(closing(ProgressLine(sys.stderr, is_verbose=verbose)))
+            line = None if quiet else ProgressLine(sys.stderr, is_verbose=verbose, runs=options["best_of"] or 1)
+            progress = line and stack.enter_context(closing(line))
             sources = partial(stored, before.paths)
             outcome = _completion(before.with_question(question), before.paths, sources, progress, **options)
     except (LimitReached, RunCancelled) as stopped:

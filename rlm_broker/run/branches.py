@@ -56,7 +56,6 @@ def requests_of_branches(request: RunRequest, job: RunJob, number: int, after_tu
     return [
         msgspec.structs.replace(
             request,
-            output_type=request.output_type and request.output_type.again(),
             limits=limits,
             earlier=earlier,
             branch=Branch(job.id, ledger, samples, next(samples)),

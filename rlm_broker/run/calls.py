@@ -43,8 +43,8 @@ ms a megabyte."""
 MOST_ANSWER_BYTES = 32 << 20
 """Maximum memory in bytes of the answers to unfinished batches of one run. Further answers become errors."""
 MOST_PAID_BYTES = 32 << 20
-"""Maximum memory in bytes of the answered calls of open blocks, and of the answers that killed blocks have left in one
-tree. Further calls are not remembered."""
+"""Maximum memory in bytes of the answered calls of open blocks, and of the answers that blocks cut short have left in
+one tree. Further calls are not remembered."""
 EXTRA_BYTES = 64
 """Memory in bytes of the ids and log probabilities of a token, if the server gives them."""
 
@@ -117,11 +117,11 @@ class _Paid(msgspec.Struct, frozen=True):
 
 
 class BlockCalls:
-    """Answered calls of the blocks of a tree. What a killed block has paid for is not paid again.
+    """Answered calls of the blocks of a tree. What a killed or interrupted block has paid for is not paid again.
 
     A call belongs to the innermost open block above it: its own, or one that waits for its run. When that block ends,
-    the call goes to the next block above, or is forgotten if there is none. If a block is killed, its calls become
-    answers, and each answers one equal request. Digests are made only then: a run without kills does not pay for them.
+    the call goes to the next block above, or is forgotten if there is none. If a block is cut short, its calls become
+    answers, and each answers one equal request. Digests are made only then: no other run pays for them.
 
     Attributes:
         open: Run → answered calls of its open block.
@@ -159,7 +159,7 @@ class BlockCalls:
             self._size += size
 
     async def remember(self, run: str) -> int:
-        """Make answers of the calls of a run's killed block; return their number."""
+        """Make answers of the calls of a run's block that was cut short; return their number."""
         made, self.open[run] = self.open[run], []
         self._size -= sum([paid.size for paid in made])  # now, since the run may be cancelled while it waits
         for key, paid in zip(await _digests([paid.request for paid in made]), made, strict=True):
@@ -169,7 +169,7 @@ class BlockCalls:
         return len(made)
 
     async def take(self, request: LMRequest) -> Call | None:
-        """Return an answer to an equal request of a killed block, once; None if there is none."""
+        """Return an answer that an equal request has left, once; None if there is none."""
         (key,) = await _digests([request])
         call = self._answers.take(key)
         if call is not None:

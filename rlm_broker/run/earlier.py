@@ -18,6 +18,7 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.broker.models.models import FilePath
+from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.events.event import (
     BlockEnded,
     BlockPrinted,
@@ -320,16 +322,18 @@ class _Retold:
         self._reply, self._blocks = None, []
 
 
-def from_trace(paths: Sequence[Path]) -> Earlier:
+def from_trace(trace: FilePath | Sequence[FilePath]) -> Earlier:
     """Return the turns of the last run in traces that has not answered.
 
     Args:
-        paths: A trace; before it those of the runs from which its run goes on itself.
+        trace: A trace; or several, before it those of the runs from which its run goes on itself.
 
     Raises:
         ConfigurationError: A file cannot be read or is not a trace, each of its runs has answered, or it lacks what is
             needed to go on.
     """
+    require_kind("trace", trace, str, PathLike, Sequence)
+    paths = [*map(Path, [trace] if isinstance(trace, str | PathLike) else trace)]
     if not paths:
         raise ConfigurationError("name a trace to go on from: the list of traces is empty")
     where = paths[-1]

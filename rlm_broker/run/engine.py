@@ -183,26 +183,23 @@ class Engine(AsyncResource):
         BOARD.add(job, request.question)
         return job
 
-    def refuse_recording(self, what: str) -> None:
-        """Refuse what a recording cannot have.
-
-        Raises:
-            ConfigurationError: Runs of this engine are recorded or replayed.
-        """
-        if self._models.record is not None or (self.registry is not None and self.registry.replay is not None):
-            raise ConfigurationError(f"a run that is recorded or replayed cannot {what}: a recording has whole runs")
+    def require_resumable(self) -> None:
+        """Raise `ConfigurationError` if no run of this engine can go on from a trace."""
+        if self.keeps_repl:
+            raise ConfigurationError("a persistent RLM cannot go on from a trace: make another RLM for it")
+        self._refuse_recording("go on from a trace")
 
     def require_branching(self, request: RunRequest) -> None:
-        """Refuse branches of a run that cannot have any.
-
-        Raises:
-            ConfigurationError: It is such a run.
-        """
-        self.refuse_recording("have branches")
+        """Raise `ConfigurationError` for a run that cannot have branches."""
+        self._refuse_recording("have branches")
         if self.keeps_repl or request.repl is not None:
             raise ConfigurationError("a run in a persistent REPL has no branches, since it has no REPL of its own")
         if not request.limits.max_depth:
             raise ConfigurationError("a run without a REPL (max_depth = 0) has no branches, since it has no turns")
+
+    def _refuse_recording(self, what: str) -> None:
+        if self._models.record is not None or (self.registry is not None and self.registry.replay is not None):
+            raise ConfigurationError(f"a run that is recorded or replayed cannot {what}: a recording has whole runs")
 
     def _branches(self, request: RunRequest, job: RunJob, number: int, after_turn: int | None) -> list[RunJob]:
         """Return the jobs of branches of a run, to be started; see `Run.branch`."""

@@ -32,7 +32,7 @@ class _NotGiven:
         return "<not given>"
 
 
-NOT_GIVEN: Final[object] = _NotGiven()
+NOT_GIVEN: Final[Any] = _NotGiven()
 """Default of a context argument, since None may be a context."""
 LONG_QUESTION_CHARS = 10_000
 """Characters of a question from which a shorter context with "?" at its end is a warning: the caller has most likely

@@ -144,6 +144,7 @@ class Runner:
         self._actions: ReplyActions
         self._isolation: Isolation | None = None
         self._parsed: Any = None
+        self._corrected = 0
         self._limit: str | None = None
         self._kind = "answered"
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -485,7 +486,9 @@ class Runner:
         """
         if self._output_type is None:
             return None
-        problem, self._parsed = await self._output_type.judged(answer, self._tree.limits.max_output_retries)
+        retries_left = self._tree.limits.max_output_retries - self._corrected
+        problem, self._parsed = await self._output_type.judged(answer, retries_left)
+        self._corrected += problem is not None
         return problem
 
     def _require_words(self) -> None:
