@@ -26,7 +26,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from rlm_broker.batch.budget import Metered, Spending
+from rlm_broker.batch.budget import Spending
 from rlm_broker.batch.feed import Fed, Feeding, Items, require_items, total_of
 from rlm_broker.batch.item_calls import ItemCalls, Turns
 from rlm_broker.batch.items import BatchResult, result_line, result_of
@@ -378,9 +378,9 @@ class Batch(AsyncResource):
         assert spending is not None
         earlier = [] if journal is None else await journal.earlier(fed.key)
         turns: dict[str, Turns] | None = {} if self._batch.trajectories else None
-        calls = ItemCalls(earlier, None if journal is None else partial(journal.keep, fed.key), fed.sample, turns)
-        stand_before = lambda broker: calls.before(Metered(spending, broker))  # noqa: E731
-        request = replace(self._request, context=item.context, question=item.question, completing=stand_before)
+        keep = None if journal is None else partial(journal.keep, fed.key)
+        calls = ItemCalls(earlier, keep, fed.sample, turns, spending)
+        request = replace(self._request, context=item.context, question=item.question, completing=calls.before)
         outcome: Completion | Exception
         try:
             outcome = await self._engine.start(request)

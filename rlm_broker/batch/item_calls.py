@@ -3,8 +3,8 @@
 Theory of operation. Code in a REPL is seeded, so a run that begins again asks what the one before has asked, up to the
 place where that ended. `ItemCalls` stands between the run and the broker. The first call with some request gets the
 first answer to that request, the second call the second answer, and so on: equal requests differ by their order
-alone, as in a recording. All other calls go to the broker, and the journal has the answer before the run gets it. A
-failed call is not kept: a further process may have better luck.
+alone, as in a recording. All other calls go to the broker, within the means of the batch, and the journal has the
+answer before the run gets it. A failed call is not kept: a further process may have better luck.
 
 A request is found by its digest, so no prompt is written down. An answer from the journal has the usage it had
 when it was paid, so the limits of a run hold over all processes. `replayed` says how much of that was paid before.
@@ -12,7 +12,9 @@ when it was paid, so the limits of a run hold over all processes. `replayed` say
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from functools import partial
 
+from rlm_broker.batch.budget import Spending
 from rlm_broker.batch.journal import AnsweredCall
 from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.client_queue import OnRetry
@@ -53,6 +55,7 @@ class ItemCalls:
         keep: Writes down each further answered call; awaited before the run gets the answer. None keeps none.
         sample: Number of the sample of the item, from 0.
         turns: Keeps the turns of each run, by its name; None keeps none.
+        spending: Means of the batch; None is without a bound.
 
     Attributes:
         replayed: Usage of the calls answered from the journal.
@@ -64,11 +67,13 @@ class ItemCalls:
         keep: Callable[[AnsweredCall], Awaitable[None]] | None = None,
         sample: int = 0,
         turns: dict[str, Turns] | None = None,
+        spending: Spending | None = None,
     ) -> None:
         self.replayed = Usage()
         self._keep = keep
         self._sample = sample
         self._turns = turns
+        self._spending = spending
         self._paid = defaultdict[tuple[str, int], Tally](Tally)
         self._answers = Remembered[bytes, Call]()
         for each in earlier:
@@ -113,7 +118,8 @@ class ItemCalls:
         if (call := self._answers.take(key)) is not None:
             self.replayed += call.usage
         else:
-            call = await self._broker.complete(client, request, timeout_s, session=session, on_retry=on_retry)
+            make = partial(self._broker.complete, client, request, timeout_s, session=session, on_retry=on_retry)
+            call = await (make() if self._spending is None else self._spending.made(request, make))
             answered = AnsweredCall(key, request.depth, call)
             self._add(answered)
             if self._keep is not None:

@@ -30,6 +30,7 @@ from rlm_broker.limits import Limits
 from rlm_broker.results import BestOf, Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run.earlier import from_trace
+from rlm_broker.values.host_files import refusal_told
 from rlm_broker.values.text import jsonable
 from rlm_broker.values.words import counted
 from rlm_broker.watch.progress_line import ProgressLine
@@ -236,11 +237,9 @@ def _require_new(out: Path | None) -> None:
 def _print(text: str, out: Path | None) -> None:
     """Print the answer, and write it to the file of `-o`."""
     say(text)
-    try:
-        if out is not None:
+    if out is not None:
+        with refusal_told(f"cannot write {out}"):
             out.write_text(f"{text}\n", errors="backslashreplace")
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot write {out}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _require_apart(trace: Path | None, record: Path | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.event import Event
 from rlm_broker.events.trace import events
+from rlm_broker.values.host_files import refusal_told
 from rlm_broker.watch.spans import AGENT, CHAT, Span, Spans, Value
 
 INTERNAL, CLIENT = 1, 3
@@ -41,17 +42,17 @@ def write_otlp(trace: Path, out: Path) -> None:
     """
     lines = otlp_lines(trace)
     first = next(lines)
-    try:
-        with out.open("x", encoding="utf-8") as file:
-            try:
+    with refusal_told(f"cannot write {out}"):
+        try:
+            file = out.open("x", encoding="utf-8")
+        except FileExistsError:
+            raise ConfigurationError(f"{out} exists: remove it, or write to another file") from None
+        try:
+            with file:
                 file.writelines(f"{line}\n" for line in chain([first], lines))
-            except BaseException:
-                out.unlink(missing_ok=True)
-                raise
-    except FileExistsError:
-        raise ConfigurationError(f"{out} exists: remove it, or write to another file") from None
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot write {out}: {getattr(error, 'strerror', None) or error}") from None
+        except BaseException:
+            out.unlink(missing_ok=True)
+            raise
 
 
 def otlp(events: Iterable[Event]) -> Iterator[str]:

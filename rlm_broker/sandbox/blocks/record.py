@@ -3,11 +3,9 @@
 A record has no prompts and no output: it has digests of them, the answers that code got, and the source of the blocks.
 """
 
-import contextlib
 import hashlib
 import os
 import re
-import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple
@@ -19,6 +17,7 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.results import Block
 from rlm_broker.sandbox.arguments import SEED_BITS
 from rlm_broker.values.fields import FINITE
+from rlm_broker.values.host_files import refusal_told, replacement
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.frames import PREFIX
 from sandbox_worker.wire.messages import Attach, Provide, Query, Slot, Submit, decode_from_orchestrator
@@ -200,16 +199,8 @@ class ReplRecord:
             ConfigurationError: The file cannot be written.
         """
         data = encode_escaped(_Saved(_FORMAT, self.seed, self.entries, self.problem))
-        target = Path(path)
-        part = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}")
-        try:
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(data)
-            part.replace(target)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink()
-            raise ConfigurationError(f"{target} cannot be written: {error.strerror}") from None
+        with refusal_told(f"{path} cannot be written"), replacement(Path(path)) as file:
+            file.write(data)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "ReplRecord":
@@ -218,12 +209,9 @@ class ReplRecord:
         Raises:
             ConfigurationError: The file cannot be read, or has no record of this version.
         """
-        try:
-            # a named pipe, unlike a file, would have the opening wait for its writer
-            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-                data = file.read(MAX_FILE_BYTES + 1) or b""
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # else a named pipe would have the opening wait
+        with refusal_told(f"{path} cannot be read"), open(os.open(path, flags), "rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1) or b""
         if len(data) > MAX_FILE_BYTES:
             raise ConfigurationError(f"{path} has more than {MAX_FILE_BYTES:,} bytes, and so is no record of a REPL")
         try:

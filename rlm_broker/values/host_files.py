@@ -1,0 +1,42 @@
+"""Files of the host: a refusal as one sentence, and a file that is whole or absent."""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from rlm_broker.errors import ConfigurationError
+
+
+@contextlib.contextmanager
+def refusal_told(what: str, advice: str = "") -> Iterator[None]:
+    """Raise `ConfigurationError` in place of a refusal of a file.
+
+    Args:
+        what: Beginning of its sentence, for example "cannot read a.txt".
+        advice: End of its sentence.
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
+        raise ConfigurationError(f"{what}: {getattr(error, 'strerror', None) or error}{advice}") from None
+
+
+@contextlib.contextmanager
+def replacement(target: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
+    """Give a new file, which takes the place of another one once it is written. After a failure it is gone.
+
+    Args:
+        mode: Its mode, without what the umask forbids.
+    """
+    part = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}")
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+            yield file
+        part.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
