@@ -428,12 +428,15 @@ SHORT_OF: Mapping[int, str] = MappingProxyType(
 """Error number of the kernel for a shortage of the process or the machine → its remedy."""
 
 
-def plainly(error: RlmBrokerError) -> RlmBrokerError:
-    """Return an error without the frames of this package, for raising it at the public door.
+class PlainErrors(contextlib.AbstractContextManager[None]):
+    """Takes the frames of this package from its errors at the public door.
 
     They say nothing to a caller, and fill a page in a notebook. The cause stays: it may be in code of the user's.
     """
-    return error.with_traceback(None)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RlmBrokerError):
+            error.__traceback__, error.__suppress_context__ = None, True
 
 
 def refused_by_machine(what: str, error: OSError) -> SandboxFailed:

@@ -190,7 +190,8 @@ class Block(_WithValues):
             Empty for a killed block.
         blocks_undone: For a killed block after which variables came back, by a checkpoint or a replay: the number of
             blocks whose variables are lost, this one included. With 1, all are as before it. None if all are lost.
-        calls_remembered: For a killed block of a run, the number of its answered calls and of those in the runs below.
+        calls_remembered: For a killed or interrupted block of a run, the number of its answered calls and of those
+            in the runs below.
             The same calls of a later block get the same answers, once each, and cost nothing.
     """
 

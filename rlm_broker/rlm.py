@@ -3,8 +3,6 @@
 import inspect
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack, overload
 
 from msgspec.structs import replace
@@ -14,7 +12,7 @@ from rlm_broker.broker.models.models import FilePath, Models, models_of
 from rlm_broker.broker.models.registry import Registry
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
-from rlm_broker.errors import ConfigurationError, RlmBrokerError, plainly, require_kind
+from rlm_broker.errors import ConfigurationError, PlainErrors, require_kind
 from rlm_broker.events.callback import Callback
 from rlm_broker.events.event import Emit, Event
 from rlm_broker.limits import BatchLimits, Limits, ReplLimits, RunLimits
@@ -36,7 +34,6 @@ from rlm_broker.sandbox.workers.levels import IsolationName
 if TYPE_CHECKING:
     from rlm_broker.batch.batch import Batch
     from rlm_broker.batch.feed import Items
-    from rlm_broker.batch.items import BatchItem
     from rlm_broker.batch.score import Score
 
 
@@ -64,7 +61,12 @@ class _GivenToStart(TypedDict, total=False):
     repl: PersistentRepl | None
 
 
-_DEFAULT: Any = NOT_GIVEN
+class _Choosing(TypedDict, total=False):
+    """Further arguments of `RLM.best_of` and `abest_of`, for their overloads."""
+
+    scorer: Scorer | None
+    after_turn: int
+    limits: RunLimits | ReplLimits | None
 
 
 class RLM(AsyncResource):
@@ -110,7 +112,7 @@ class RLM(AsyncResource):
 
     def __init__(
         self,
-        model: Given | None = _DEFAULT,
+        model: Given | None = NOT_GIVEN,
         sub_model: Given | None = None,
         *,
         models: Models | Mapping[str, Given] | None = None,
@@ -211,12 +213,10 @@ class RLM(AsyncResource):
             ModelFailed, SandboxFailed: The model or the sandbox failed. These five are `RunFailed`.
             ContextRefused, IsolationUnavailable: The run did not begin.
         """
-        try:
+        with PlainErrors():
             given = given_once(prompt, root_prompt, context, question)
             request = self._asked(*given, output_type, model, limits, timeout_s)
             return self._engine.begin(request, self._engine.run_loop or EventLoopRef.background()).run()
-        except RlmBrokerError as error:
-            raise plainly(error) from error.__cause__
 
     @overload
     async def acompletion(
@@ -387,15 +387,21 @@ class RLM(AsyncResource):
             ConfigurationError: A trace cannot be read, or lacks what is needed; or an argument cannot be used. An error
                 of another context is raised by the run.
         """
-        if self._engine.keeps_repl:
-            raise ConfigurationError("a persistent RLM cannot go on from a trace: make another RLM for it")
-        self._engine.refuse_recording("go on from a trace")
-        require_kind("trace", trace, str, PathLike, Sequence)
-        traces = [trace] if isinstance(trace, str | PathLike) else trace
-        earlier = from_trace([*map(Path, traces)])
+        self._engine.require_resumable()
+        earlier = from_trace(trace)
         asked = self._asked(context, earlier.its_question(question), output_type, model, limits, None)
         earlier.require_turns(asked.limits.iterations(0), asked.limits.max_blocks)
         return self._started(replace(asked, earlier=earlier), tools, on_event)
+
+    @overload
+    def best_of(
+        self, n: int, context: object, question: str | None = ..., *, output_type: type[T], **given: Unpack[_Choosing]
+    ) -> BestOf[T]: ...
+
+    @overload
+    def best_of(
+        self, n: int, context: object, question: str | None = ..., *, output_type: Any = ..., **given: Unpack[_Choosing]
+    ) -> BestOf[Any]: ...
 
     def best_of(
         self,
@@ -430,12 +436,20 @@ class RLM(AsyncResource):
             ConfigurationError: An argument cannot be used.
             RunFailed: All runs have failed; the error is the first one's.
         """
-        try:
-            more: Any = {"scorer": scorer, "after_turn": after_turn, "output_type": output_type, "limits": limits}
+        with PlainErrors():
+            request = self._asked(context, question, output_type, None, limits, None)
             event_loop = self._engine.run_loop or EventLoopRef.background()
-            return event_loop.run(self.abest_of(n, context, question, **more))
-        except RlmBrokerError as error:
-            raise plainly(error) from error.__cause__
+            return event_loop.run(best_of(self._engine, request, n, after_turn, scorer))
+
+    @overload
+    async def abest_of(
+        self, n: int, context: object, question: str | None = ..., *, output_type: type[T], **given: Unpack[_Choosing]
+    ) -> BestOf[T]: ...
+
+    @overload
+    async def abest_of(
+        self, n: int, context: object, question: str | None = ..., *, output_type: Any = ..., **given: Unpack[_Choosing]
+    ) -> BestOf[Any]: ...
 
     async def abest_of(
         self,
@@ -524,12 +538,7 @@ class RLM(AsyncResource):
         bounds = BatchLimits() if limits is None else limits
         batch = BatchRequest(items, max_concurrent, bounds, fail_fast, score, trajectories, *place)
         typed = replace(self._request, output_type=None if output_type is None else OutputType(output_type))
-
-        def request(item: "BatchItem") -> RunRequest:
-            again = typed.output_type and typed.output_type.again()
-            return replace(typed, context=item.context, question=item.question, output_type=again)
-
-        return Batch(batch, self._engine, typed, request)
+        return Batch(batch, self._engine, typed)
 
     async def _open(self) -> None:
         await self._engine.__aenter__()

@@ -47,8 +47,9 @@ Limits(memory_bytez=1)
 Sandbox().repl(answer=5)
 Sandbox(isolation="stict")
 text: str = RLM("offline").completion("a", output_type=int).parsed
+text = RLM("offline").best_of(2, "a", output_type=int).chosen.parsed
 """
-REJECTED_LINES = [3, 4, 5, 6, 7]
+REJECTED_LINES = [3, 4, 5, 6, 7, 8]
 
 
 TYPED = """\
@@ -66,6 +67,8 @@ async def typed(rlm: RLM, any_run: Completion) -> None:
     async for event in rlm.stream("a", output_type=Order):
         if isinstance(event, Completion):
             order = event.parsed
+    order = rlm.best_of(2, "a", output_type=Order).chosen.parsed
+    number = (await rlm.abest_of(2, "a", "?", output_type=int, after_turn=1)).chosen.parsed
     print(order, (await same).parsed, number, line, any_run.parsed.anything)
 """
 
@@ -90,6 +93,7 @@ def rejected_by_mypy() -> None:
     Sandbox().repl(answer=5)  # type: ignore[arg-type]
     Sandbox(isolation="stict")  # type: ignore[arg-type]
     text: str = RLM("offline").completion("a", output_type=int).parsed  # type: ignore[assignment]
+    text = RLM("offline").best_of(2, "a", output_type=int).chosen.parsed  # type: ignore[assignment]
     print(text)
 
 

@@ -17,7 +17,7 @@ A batch ends in one of these ways. All pass through `_end`, and the caller first
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,10 +26,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from rlm_broker.batch.budget import Metered, Spending
+from rlm_broker.batch.budget import Spending
 from rlm_broker.batch.feed import Fed, Feeding, Items, require_items, total_of
 from rlm_broker.batch.item_calls import ItemCalls, Turns
-from rlm_broker.batch.items import BatchItem, BatchResult, result_line, result_of
+from rlm_broker.batch.items import BatchResult, result_line, result_of
 from rlm_broker.batch.journal import Journal
 from rlm_broker.batch.progress import BatchProgress, Counting
 from rlm_broker.batch.score import Score, Scoring
@@ -115,21 +115,18 @@ class Batch(AsyncResource):
     Args:
         batch: The request.
         engine: Starts the runs. It is opened while the batch runs, if it is not open.
-        settings: Settings of all runs, for the journal.
-        request: Makes the request for the run of an item.
+        request: Request for the run of each item, but for its question and its context.
     """
 
     def __init__(
         self,
         batch: BatchRequest,
         engine: Engine,
-        settings: RunRequest,
-        request: Callable[[BatchItem], RunRequest],
+        request: RunRequest,
     ) -> None:
         self._event_loop = engine.run_loop
         self._batch = batch
         self._engine = engine
-        self._settings = settings
         self._request = request
         self._scoring = Scoring(batch.score)
         self._keeping = AsyncExitStack()
@@ -244,7 +241,7 @@ class Batch(AsyncResource):
             if batch.limits.max_budget_usd is not None:
                 await engine.require_priced("max_budget_usd")
             if journal is not None:
-                start = partial(journal.start, settings_of(engine, self._settings), engine.seed)
+                start = partial(journal.start, settings_of(engine, self._request), engine.seed)
                 flags = {"retry_failed": batch.retry_failed, "takes_others": batch.settings_changed}
                 await in_thread(lambda _: start(**flags))
             yield journal
@@ -381,8 +378,9 @@ class Batch(AsyncResource):
         assert spending is not None
         earlier = [] if journal is None else await journal.earlier(fed.key)
         turns: dict[str, Turns] | None = {} if self._batch.trajectories else None
-        calls = ItemCalls(earlier, None if journal is None else partial(journal.keep, fed.key), fed.sample, turns)
-        request = replace(self._request(item), completing=lambda broker: calls.before(Metered(spending, broker)))
+        keep = None if journal is None else partial(journal.keep, fed.key)
+        calls = ItemCalls(earlier, keep, fed.sample, turns, spending)
+        request = replace(self._request, context=item.context, question=item.question, completing=calls.before)
         outcome: Completion | Exception
         try:
             outcome = await self._engine.start(request)

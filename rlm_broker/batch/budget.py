@@ -6,11 +6,9 @@ that failure, such as that of a wrong key.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
-from rlm_broker.broker.broker import Completing
-from rlm_broker.broker.client_queue import OnRetry
-from rlm_broker.broker.clients.base import Client, LMRequest
+from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed
 from rlm_broker.limits import BatchLimits, Limits
 from rlm_broker.results import Call
@@ -113,31 +111,3 @@ class Spending:
     async def _ends(self, error: Exception) -> None:
         self._end(error)
         await asyncio.Event().wait()
-
-
-class Metered:
-    """Completes calls by the broker, within the means of a batch.
-
-    Attributes:
-        routing: Routes of the broker.
-    """
-
-    def __init__(self, spending: Spending, broker: Completing) -> None:
-        self.routing = broker.routing
-        self._spending = spending
-        self._broker = broker
-
-    async def complete(
-        self,
-        client: Client,
-        request: LMRequest,
-        timeout_s: float | None = None,
-        *,
-        session: Hashable = None,
-        on_retry: OnRetry | None = None,
-    ) -> Call:
-        """Make one call, as `Broker.complete` does, if the batch may spend more."""
-        make = self._broker.complete
-        return await self._spending.made(
-            request, lambda: make(client, request, timeout_s, session=session, on_retry=on_retry)
-        )

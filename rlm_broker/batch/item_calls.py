@@ -3,24 +3,30 @@
 Theory of operation. Code in a REPL is seeded, so a run that begins again asks what the one before has asked, up to the
 place where that ended. `ItemCalls` stands between the run and the broker. The first call with some request gets the
 first answer to that request, the second call the second answer, and so on: equal requests differ by their order
-alone, as in a recording. All other calls go to the broker, and the journal has the answer before the run gets it. A
-failed call is not kept: a further process may have better luck.
+alone, as in a recording. All other calls go to the broker, within the means of the batch, and the journal has the
+answer before the run gets it. A failed call is not kept: a further process may have better luck.
 
 A request is found by its digest, so no prompt is written down. An answer from the journal has the usage it had
 when it was paid, so the limits of a run hold over all processes. `replayed` says how much of that was paid before.
 """
 
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from functools import partial
 
+from rlm_broker.batch.budget import Spending
 from rlm_broker.batch.journal import AnsweredCall
 from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.client_queue import OnRetry
 from rlm_broker.broker.clients.base import Client, LMRequest
 from rlm_broker.broker.clients.recording import request_digests
+from rlm_broker.limits import Limits
 from rlm_broker.results import Call, ChatMessage
-from rlm_broker.usage import Tally, Usage, UsageSummary
+from rlm_broker.run.ledger import NOTHING, Ledger
+from rlm_broker.usage import Usage, UsageSummary
 from rlm_broker.values.remembered import Remembered
+
+NO_LIMITS = Limits()
+"""Limits of a ledger that only counts: no call asks it."""
 
 
 class Turns:
@@ -53,6 +59,7 @@ class ItemCalls:
         keep: Writes down each further answered call; awaited before the run gets the answer. None keeps none.
         sample: Number of the sample of the item, from 0.
         turns: Keeps the turns of each run, by its name; None keeps none.
+        spending: Means of the batch; None is without a bound.
 
     Attributes:
         replayed: Usage of the calls answered from the journal.
@@ -64,12 +71,14 @@ class ItemCalls:
         keep: Callable[[AnsweredCall], Awaitable[None]] | None = None,
         sample: int = 0,
         turns: dict[str, Turns] | None = None,
+        spending: Spending | None = None,
     ) -> None:
         self.replayed = Usage()
         self._keep = keep
         self._sample = sample
         self._turns = turns
-        self._paid = defaultdict[tuple[str, int], Tally](Tally)
+        self._spending = spending
+        self._paid = Ledger(NO_LIMITS)
         self._answers = Remembered[bytes, Call]()
         for each in earlier:
             self._answers.add(each.key, each.call)
@@ -84,18 +93,12 @@ class ItemCalls:
     @property
     def summary(self) -> UsageSummary:
         """Usage of all paid calls, by this process and by earlier ones, by model."""
-        sums = defaultdict[str, Usage](Usage)
-        for (model, _), paid in self._paid.items():
-            sums[model] += paid.usage
-        return UsageSummary(dict(sums))
+        return self._paid.summary()
 
     @property
     def by_depth(self) -> Mapping[int, Usage]:
         """The same usage by depth."""
-        sums = defaultdict[int, Usage](Usage)
-        for (_, depth), paid in sorted(self._paid.items(), key=lambda each: each[0][1]):
-            sums[depth] += paid.usage
-        return dict(sums)
+        return self._paid.by_depth()
 
     async def complete(
         self,
@@ -113,7 +116,8 @@ class ItemCalls:
         if (call := self._answers.take(key)) is not None:
             self.replayed += call.usage
         else:
-            call = await self._broker.complete(client, request, timeout_s, session=session, on_retry=on_retry)
+            make = partial(self._broker.complete, client, request, timeout_s, session=session, on_retry=on_retry)
+            call = await (make() if self._spending is None else self._spending.made(request, make))
             answered = AnsweredCall(key, request.depth, call)
             self._add(answered)
             if self._keep is not None:
@@ -123,4 +127,5 @@ class ItemCalls:
         return call
 
     def _add(self, answered: AnsweredCall) -> None:
-        self._paid[answered.call.root_model, answered.depth].add(answered.call.usage)
+        call = answered.call
+        self._paid.settle(NOTHING, "", call.root_model, answered.depth, call.usage, len(call.response))

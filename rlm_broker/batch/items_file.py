@@ -15,6 +15,7 @@ from rlm_broker.broker.models.models import FilePath
 from rlm_broker.context.files import Root
 from rlm_broker.context.store import Encoded
 from rlm_broker.errors import ConfigurationError, require_kind
+from rlm_broker.values.host_files import refusal_told
 from rlm_broker.values.text import printable
 
 STDIN = "-"
@@ -76,10 +77,8 @@ class ItemsFile:
         Raises:
             ConfigurationError: The file cannot be read or has no item; or a line is wrong, or names a missing file.
         """
-        try:
+        with refusal_told(f"cannot read {self._name}"):
             is_regular = self._path is not None and stat.S_ISREG(self._path.stat().st_mode)
-        except (OSError, ValueError) as error:
-            raise self._unreadable(error) from None
         if is_regular:
             self._total = sum(1 for _ in self._items(is_check=True))
 
@@ -90,9 +89,6 @@ class ItemsFile:
         if self._total is None:
             raise TypeError("the number of items is known after a check of a file")
         return self._total
-
-    def _unreadable(self, error: OSError | ValueError) -> ConfigurationError:
-        return ConfigurationError(f"cannot read {self._name}: {getattr(error, 'strerror', None) or error}")
 
     def _items(self, *, is_check: bool) -> Iterator[BatchItem]:
         seen = set[int]()  # seeded hashes: two ids of a million share one with odds of 1 to 10**7
@@ -134,19 +130,12 @@ class ItemsFile:
 
         A thread that still waits for a line when the process ends would hold the lock of `sys.stdin`.
         """
-        try:
+        with refusal_told(f"cannot read {self._name}"):
             return open(os.dup(0) if self._path is None else self._path, "rb")
-        except (OSError, ValueError) as error:
-            raise self._unreadable(error) from None
 
     def _lines(self, file: BinaryIO) -> Iterator[bytes]:
         self._line = 0
-        while True:
-            try:
-                line = file.readline(MOST_LINE_BYTES + 1)
-            except OSError as error:
-                raise self._unreadable(error) from None
-            if not line:
-                return
-            self._line += 1
-            yield line
+        with refusal_told(f"cannot read {self._name}"):
+            while line := file.readline(MOST_LINE_BYTES + 1):
+                self._line += 1
+                yield line

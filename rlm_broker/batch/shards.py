@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlm_broker.errors import ConfigurationError, require_kind
+from rlm_broker.values.host_files import refusal_told
 
 INDEX_VARIABLES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")
 """Variables with the number of this task; the first one that is set counts."""
@@ -106,7 +107,7 @@ def merge(out: Path) -> int:
     if not shards:
         raise ConfigurationError(f"there is no shard of {out} beside it, such as {Shard(1, 100).file(out).name}")
     written, number = out.with_name(f"{out.name}.merged"), 0
-    try:
+    with refusal_told(f"cannot merge into {out}"):
         if out.exists():
             raise ConfigurationError(f"{out} exists: remove it, or name another file for all results")
         with ExitStack() as stack:
@@ -118,6 +119,4 @@ def merge(out: Path) -> int:
                             into.write(line)
                             number += 1
         written.rename(out)
-    except OSError as error:
-        raise ConfigurationError(f"cannot merge into {out}: {error.strerror or error}") from None
     return number

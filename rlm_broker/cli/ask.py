@@ -3,9 +3,8 @@
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,6 +30,7 @@ from rlm_broker.limits import Limits
 from rlm_broker.results import BestOf, Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run.earlier import from_trace
+from rlm_broker.values.host_files import refusal_told
 from rlm_broker.values.text import jsonable
 from rlm_broker.values.words import counted
 from rlm_broker.watch.progress_line import ProgressLine
@@ -38,7 +38,7 @@ from rlm_broker.watch.server import ControlSocket
 
 
 def run(
-    question: str | None,
+    question: str,
     paths: tuple[str, ...],
     *,
     go_on: bool,
@@ -51,7 +51,7 @@ def run(
     """Answer a question about paths, print the answer, and return the exit code.
 
     Args:
-        question: Question; with the option `resume` the first of the paths, since the trace has the question.
+        question: Question; empty with the option `resume`, since the trace has it.
         go_on: Whether it goes on from the last question, and is about the same paths if none are named.
         options: The traces, the recording, the number of runs and the settings.
 
@@ -60,20 +60,19 @@ def run(
         RunFailed: The run ended without an answer. What it used has been printed.
     """
     if options["resume"]:
-        question, paths = "", paths if question is None else (question, *paths)
         _require_alone("resume", {**options, "continue": go_on}, ("continue", "best_of", "record", "replay"))
     if options["best_of"] is not None:
         _require_alone("best-of", options, ("record", "replay"))
-    question = (question or "").encode(errors="replace").decode()  # bytes that are no UTF-8 came as lone surrogates
+    question = question.encode(errors="replace").decode()  # bytes that are no UTF-8 came as lone surrogates
     before = last_asked(paths) if go_on else AskedBefore(paths, [])
     if not before.paths and sys.stdin.isatty():
         raise click.UsageError("Missing argument 'PATH...': name files or folders, or pipe a text in.")
     _require_new(out)
     try:
         with ExitStack() as stack:
-            progress = None if quiet else stack.enter_context(closing(ProgressLine(sys.stderr, is_verbose=verbose)))
-            sources = partial(stored, before.paths)
-            outcome = _completion(before.with_question(question), before.paths, sources, progress, **options)
+            line = None if quiet else ProgressLine(sys.stderr, is_verbose=verbose, runs=options["best_of"] or 1)
+            progress = line and stack.enter_context(closing(line))
+            outcome = _completion(before.with_question(question), before.paths, progress, **options)
     except (LimitReached, RunCancelled) as stopped:
         if stopped.partial_answer and not as_json:
             say(stopped.partial_answer)
@@ -105,7 +104,6 @@ def _fail_without_answer(completion: Completion, *, as_json: bool) -> NoReturn:
 def _completion(
     question: str,
     paths: tuple[str, ...],
-    sources: Callable[[Settings], StoredContext],
     progress: ProgressLine | None,
     *,
     assignments: tuple[str, ...],
@@ -122,7 +120,6 @@ def _completion(
     Args:
         best_of: Number of runs; None is one.
         resume: Traces of the run to go on with; empty for a new run.
-        sources: Reads the context.
         progress: Follows the run, and is closed when the run has ended. None is `--quiet`.
         flags: Settings.
     """
@@ -148,7 +145,7 @@ def _completion(
                 watchers.append(stack.enter_context(closing(progress)))
             typed = progress is not None and STDIN in paths and sys.stdin.isatty()
             with progress.paused() if progress is not None and typed else nullcontext():
-                context = stack.enter_context(sources(settings))
+                context = stack.enter_context(stored(paths, settings))
             if progress is not None and replay is None:
                 with progress.paused():
                     say_stand_in("ask", settings)
@@ -164,12 +161,7 @@ def _completion(
 
 
 def _answered(
-    rlm: RLM,
-    context: StoredContext,
-    question: str,
-    output_type: Any,
-    best_of: int | None,
-    resume: tuple[Path, ...],
+    rlm: RLM, context: StoredContext, question: str, output_type: Any, best_of: int | None, resume: tuple[Path, ...]
 ) -> Completion | BestOf:
     if best_of is not None:
         return rlm.best_of(best_of, context, question, output_type=output_type)
@@ -240,11 +232,9 @@ def _require_new(out: Path | None) -> None:
 def _print(text: str, out: Path | None) -> None:
     """Print the answer, and write it to the file of `-o`."""
     say(text)
-    try:
-        if out is not None:
+    if out is not None:
+        with refusal_told(f"cannot write {out}"):
             out.write_text(f"{text}\n", errors="backslashreplace")
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot write {out}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _require_apart(trace: Path | None, record: Path | None) -> None:

@@ -25,6 +25,7 @@ from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.usage import Usage
+from rlm_broker.values.host_files import replacement
 from rlm_broker.values.text import shorten
 from rlm_broker.watch.progress_line import ProgressLine
 from rlm_broker.watch.server import ControlSocket
@@ -206,10 +207,8 @@ class AskedBefore(NamedTuple):
         with contextlib.suppress(OSError, RuntimeError):
             file = _last_file()
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            fresh = file.with_suffix(f".{os.getpid()}")
-            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
-                json.dump(record, opened)
-            fresh.replace(file)
+            with replacement(file) as opened:
+                opened.write(json.dumps(record).encode())
 
 
 def last_asked(paths: Sequence[str]) -> AskedBefore:

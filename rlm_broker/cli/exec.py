@@ -25,6 +25,7 @@ from rlm_broker.errors import ConfigurationError, FileRefused, RlmBrokerError
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.values.host_files import refusal_told
 from rlm_broker.watch.server import ControlSocket
 
 if TYPE_CHECKING:
@@ -156,11 +157,8 @@ def _program(file: str, arguments: Sequence[str], max_bytes: int) -> Script:
     if file == STDIN:  # the program is read from there, and gets no stdin itself
         say_if_typed()
         return Script(_source(sys.stdin.buffer, "stdin", max_bytes), argv, None, None)
-    try:
-        with open(file, "rb") as opened:
-            code = _source(opened, file, max_bytes)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+    with refusal_told(f"cannot read {file}"), open(file, "rb") as opened:
+        code = _source(opened, file, max_bytes)
     return Script(code, argv, PurePath(file).name, more_stdin)
 
 
@@ -226,14 +224,12 @@ def _require_writable(out: Path) -> None:
     Raises:
         ConfigurationError: It cannot be written to, or has files: like `ask -o`, the command replaces none.
     """
-    try:
+    with refusal_told(f"cannot write into {out}"):
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
             raise ConfigurationError(f"{out} has files already: name a new folder, or an empty one")
         if not os.access(out, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot write into {out}: {getattr(error, 'strerror', None) or error}") from None
 
 
 # -- its run -----------------------------------------------------------------------------------------------------------

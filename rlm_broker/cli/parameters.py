@@ -290,6 +290,7 @@ def require_paths(parameters: dict[str, Any]) -> None:
             why = "is no file: with --resume the trace has the question, so give the paths alone"
             fail("ask", "context", f"{question} {why}", 2, as_json=parameters["as_json"])
         paths = paths if question is None else (question, *paths)
+        parameters |= {"question": "", "paths": paths}
     elif question is None:
         raise click.UsageError("Missing argument 'QUESTION'.")
     elif exists(question):

@@ -19,6 +19,7 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.serve.app import Service
 from rlm_broker.serve.http_server import BoundedServer, configured
 from rlm_broker.serve.settings import RIGHTS, ServeSettings
+from rlm_broker.values.host_files import refusal_told
 from rlm_broker.watch.server import ControlSocket
 
 OF_SERVER: Final = ("host", "port", "max_runs", "drain_s", "certificate", "private_key", "behind_proxy")
@@ -95,10 +96,8 @@ def _require_pair(certificate: str, private_key: str) -> None:
         ConfigurationError: A file cannot be read or is no PEM, the two do not fit, or the key has a passphrase.
     """
     for path in (certificate, private_key):
-        try:
+        with refusal_told(f"{path} cannot be read"):
             Path(path).read_bytes()
-        except OSError as error:
-            raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from None
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, private_key, password=lambda: "")
     except (OSError, ValueError) as error:  # SSLError is an OSError

@@ -13,6 +13,7 @@ from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.context.store import Encoded, Paths, store
 from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.values.host_files import refusal_told
 
 STDIN = "-"
 """Path, or file of a program, that means stdin."""
@@ -112,10 +113,8 @@ def _is_pipe(path: str) -> bool:
 
 def _opened(path: str, stack: ExitStack) -> Pipe:
     """Open a pipe without waiting for its writer. Linux polls one without a writer so far as silent, not as ended."""
-    try:
+    with refusal_told(f"cannot read {path}"):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
     stack.callback(os.close, fd)
     return Pipe(fd, path, "it is a pipe, and its writer ends it")
 

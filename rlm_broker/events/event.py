@@ -233,7 +233,7 @@ class CallEnded(EventOfRun, frozen=True):
         extra: Token ids and log probabilities, as in `LMReply.extra`. A trace has them if its writer wants extras.
         batch, of: As in `CallStarted`.
         done: Calls of the batch ended so far, with this one; 0 for a single call.
-        is_remembered: Whether a killed block had paid for the answer. No request was sent, and `usage` is zero.
+        is_remembered: Whether a killed or interrupted block had paid. No request was sent, and `usage` is zero.
     """
 
     call: int

@@ -104,11 +104,14 @@ class Story:
     Args:
         detail: Titles alone, texts below them, or everything.
         tells_answer: Whether the answer of a root run is shown. `ask` prints it itself.
+        trees: Number of run trees to come. Of several, each title begins with the number of its tree.
     """
 
-    def __init__(self, detail: Detail = "texts", *, tells_answer: bool = True) -> None:
+    def __init__(self, detail: Detail = "texts", *, tells_answer: bool = True, trees: int = 1) -> None:
         self._detail = detail
         self._tells_answer = tells_answer
+        self._trees = trees
+        self._numbers: dict[str, int] = {}
         self._calls: dict[tuple[str, int], _Asked] = {}
         self._tools: dict[tuple[str, str, int], _Asked] = {}
         self._turns: dict[tuple[str, str], str] = {}
@@ -129,6 +132,9 @@ class Story:
                 self._forget(event.tree)
         if title is None:
             return None
+        if self._trees > 1:
+            number = self._numbers.setdefault(event.tree, len(self._numbers) + 1)
+            title = f"{number}/{self._trees} {title}"
         return Passage(_KINDS[type(event)], event.run, event.depth, title, pieces, trouble is not None or has_failed)
 
     def _title(self, event: Event, trouble: str | None) -> str | None:

@@ -20,7 +20,8 @@ from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.events.event import BlockEnded, CallText, Event
 from rlm_broker.events.log import text_chars
 from rlm_broker.results import Block
-from rlm_broker.values.text import shorten
+from rlm_broker.values.host_files import refusal_told
+from rlm_broker.values.text import printable, shorten
 from sandbox_worker.wire.mime import MimeType
 from sandbox_worker.wire.text_json import encode_escaped
 
@@ -65,14 +66,10 @@ class TraceWriter:
         require_kind("extras", extras, bool)
         self._extras = extras
         path = Path(path)
-        try:
+        with refusal_told(f"cannot write the trace {printable(str(path))}"):
             if path.is_file() and path.stat().st_size:  # events of two traces in one file would mix
                 raise ConfigurationError(f"{path} exists: remove it, or write the trace to another file")
             self._file = path.open("ab", buffering=0)
-        except OSError as error:
-            raise ConfigurationError(f"cannot write the trace {path}: {error.strerror}") from None
-        except ValueError as error:  # the path contains a NUL
-            raise ConfigurationError(f"cannot write the trace {str(path)!r}: {error}") from None
         self._number = 0
         self._lock = threading.Lock()
         self._waiting: SimpleQueue[tuple[dict[str, Any], int] | None] = SimpleQueue()

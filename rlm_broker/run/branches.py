@@ -14,7 +14,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from msgspec.structs import replace
 
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.stored_context import StoredContext
@@ -22,10 +22,11 @@ from rlm_broker.errors import ConfigurationError, RlmBrokerError, require_kind
 from rlm_broker.events.event import IterationStarted
 from rlm_broker.limits import Limits
 from rlm_broker.results import BestOf, Completion
-from rlm_broker.run.earlier import ContextFacts, Earlier, first_turns
+from rlm_broker.run.earlier import Earlier, context_facts, first_turns
 from rlm_broker.run.ledger import Ledger
-from rlm_broker.run.request import Branch, RunRequest, stored
+from rlm_broker.run.request import RunRequest, stored
 from rlm_broker.run.run import Run, RunJob
+from rlm_broker.run.tree import Progress
 from rlm_broker.values.text import jsonable
 
 if TYPE_CHECKING:
@@ -37,8 +38,11 @@ Scorer = Callable[[Completion[Any]], float | Awaitable[float]]
 """Function that judges a completion: the greatest number is the best. A plain function runs in a thread."""
 
 
-def requests_of_branches(request: RunRequest, job: RunJob, number: int, after_turn: int | None) -> list[RunRequest]:
-    """Return the requests of branches of a run; see `Run.branch`."""
+def branches_of(
+    engine: "Engine", request: RunRequest, job: RunJob, number: int, after_turn: int | None
+) -> list[RunJob]:
+    """Return the jobs of branches of a run, to be started; see `Run.branch`."""
+    engine.require_branching(request)
     require_number(number)
     require_kind("after_turn", after_turn, int, type(None))
     after = job.turns if after_turn is None else after_turn
@@ -46,23 +50,15 @@ def requests_of_branches(request: RunRequest, job: RunJob, number: int, after_tu
         raise ConfigurationError(
             f"after_turn must be 0 to {job.turns}, a turn after which the run went on, not {after}"
         )
-    earlier = ledger = None
+    samples = job.samples if request.earlier is None else request.earlier.samples
+    before = Earlier(job.id, Progress(), None, samples=samples)
     if (runner := job.answering) is not None:
-        ledger = runner.ledger
-        progress = first_turns(runner.progress, after, runner.record)
-        earlier = Earlier(job.id, progress, ContextFacts.of(runner.context), request.question)
-    limits = shared_out(request.limits, (ledger or Ledger(request.limits)).left(), number)
-    samples = job.samples if request.branch is None else request.branch.samples
-    return [
-        msgspec.structs.replace(
-            request,
-            output_type=request.output_type and request.output_type.again(),
-            limits=limits,
-            earlier=earlier,
-            branch=Branch(job.id, ledger, samples, next(samples)),
-        )
-        for _ in range(number)
-    ]
+        progress, info = first_turns(runner.progress, after, runner.record), runner.context
+        context = context_facts(info.type_name, info.total_chars, info.parts_total)
+        before = replace(before, progress=progress, context=context, ledger=runner.ledger)
+    limits = shared_out(request.limits, (before.ledger or Ledger(request.limits)).left(), number)
+    requests = [replace(request, limits=limits, earlier=replace(before, sample=next(samples))) for _ in range(number)]
+    return [engine.begin(each, job.event_loop, is_followed=True) for each in requests]
 
 
 def require_number(number: object) -> None:
@@ -107,7 +103,7 @@ async def best_of(
         if not isinstance(request.context, StoredContext):  # one copy for all runs
             reading = in_thread(lambda _: stored(request.context, request.question), discard=StoredContext.close)
             context = stack.enter_context(await reading)
-            request = msgspec.structs.replace(request, context=context)
+            request = replace(request, context=context)
         first = await stack.enter_async_context(engine.start(request, is_followed=True))
         await _has_taken(first, after_turn)
         others = first.branch(number - 1, min(after_turn, first.turns)) if number > 1 else []
@@ -117,17 +113,15 @@ async def best_of(
         if isinstance(outcome, BaseException) and not isinstance(outcome, RlmBrokerError):
             raise outcome
     ended: list[Any] = outcomes
-    answered = [each for each in ended if isinstance(each, Completion) and each.response is not None]
+    completions = [each for each in ended if isinstance(each, Completion)]
+    if not completions:
+        raise ended[0]
+    answered = [each for each in completions if each.response is not None]
     if not answered:
-        without = [each for each in ended if isinstance(each, Completion)]
-        if not without:
-            raise ended[0]
-        return BestOf(without[0], tuple(ended), 0)
+        return BestOf(completions[0], tuple(ended), 0)
     scores = () if scorer is None else await _scored(answered, scorer)
     chosen = majority(answered) if scorer is None else answered[scores.index(max(scores))]
-    key = _key(chosen)
-    votes = sum(_key(each) == key for each in answered)
-    return BestOf(chosen, tuple(ended), votes)
+    return BestOf(chosen, tuple(ended), [*map(_key, answered)].count(_key(chosen)))
 
 
 async def _has_taken(run: Run[Any], turns: int) -> None:

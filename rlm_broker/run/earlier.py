@@ -3,8 +3,8 @@
 Theory of operation. A run's state after a turn is its conversation, its turns, and the variables of its REPL. The first
 two are values (`Progress`), and the third comes back by running the blocks again (`ReplRecord`). There are two sources:
 
-- The run itself, in memory (`first_turns`), for `Run.branch`. `Progress.marks` has the conversation at the end of each
-  turn. It costs a run three words for each turn: the list of messages only grows, and is copied where it is cut.
+- The run itself, in memory (`first_turns`), for `Run.branch`. `Progress.marks` has the end of each turn. It costs a run
+  six words for each turn: the list of messages only grows, and is copied where it is cut.
 - The trace of a run (`from_trace`), for `resume`. The prompts and replies of the calls of the run's own loop are the
   conversation, and the events of its blocks are its turns. Outputs that were cut in later requests are whole there: the
   new run cuts them again if they do not fit.
@@ -18,14 +18,15 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
-from msgspec.structs import force_setattr
+from msgspec import Struct, field
 
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.broker.models.models import FilePath
+from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.events.event import (
     BlockEnded,
     BlockPrinted,
@@ -44,7 +45,7 @@ from rlm_broker.events.event import (
 from rlm_broker.events.redaction import LONGEST_CHARS, REDACTED, redacted
 from rlm_broker.events.trace import events
 from rlm_broker.results import Block, ChatMessage, ContextInfo, Iteration
-from rlm_broker.run.ledger import Spent
+from rlm_broker.run.ledger import Ledger, Spent
 from rlm_broker.run.prompts.messages import EMPTY_REPLY, SUMMARISE, after_summary
 from rlm_broker.run.reply import SHORT_REPLY_CHARS
 from rlm_broker.run.tree import Progress
@@ -62,25 +63,20 @@ MOST_ID_CHARS = 40
 """Characters of the id of a run in an error."""
 
 
-class ContextFacts(Struct, frozen=True):
-    """Facts by which a context is compared with that of the earlier turns."""
+class _TracedContext(Struct, frozen=True):
+    """Facts about a context, as the first event of a run has them."""
 
     type: str
     chars: int
     parts: int
+    is_task: bool = False
+    is_in_kept_repl: bool = False
 
-    @classmethod
-    def of(cls, info: ContextInfo) -> "ContextFacts":
-        """Return the facts of a context."""
-        return cls(info.type_name, info.total_chars, info.parts_total)
 
-    def __post_init__(self) -> None:
-        if self.type == "str":  # a text is the same from its file
-            force_setattr(self, "parts", 0)
-
-    def __str__(self) -> str:
-        parts = f" in {counted(self.parts, 'part')}" if self.parts else ""
-        return f"a {self.type} of {counted(self.chars, 'character')}{parts}"
+def context_facts(type_name: str, chars: int, parts: int) -> str:
+    """Return what a context has in common with that of the earlier turns. A text is the same from its file."""
+    in_parts = f" in {counted(parts, 'part')}" if parts and type_name != "str" else ""
+    return f"a {type_name} of {counted(chars, 'character')}{in_parts}"
 
 
 class Earlier(Struct, frozen=True):
@@ -89,18 +85,25 @@ class Earlier(Struct, frozen=True):
     Attributes:
         tree: Id of the run.
         progress: Its progress at the end of these turns. Each run that goes on takes a copy.
-        context: Facts about its context.
-        question: Its question; None: the task is in the context.
-        spent: What it had used, if the run that goes on takes its place; None for a branch.
+        context: Facts about its context, see `context_facts`; None before it has begun.
+        question: Its question, of its trace; None: the task is in the context.
+        spent: What it had used, if the run that goes on takes its place; nothing for a branch.
         metadata: Its settings, as its trace has them; empty for a branch.
+        sample: Number of a branch among all that have come of the run, from 1: a cache answers each of them anew. 0 for
+            a run that takes its place.
+        samples: Gives these numbers.
+        ledger: Ledger of the run, in which the means of a branch count, too; None before it has begun.
     """
 
     tree: str
     progress: Progress
-    context: ContextFacts
+    context: str | None
     question: str | None = None
-    spent: Spent | None = None
+    spent: Spent = field(default_factory=Spent)
     metadata: Mapping[str, Any] = {}
+    sample: int = 0
+    samples: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    ledger: Ledger | None = None
 
     @property
     def turns(self) -> int:
@@ -119,7 +122,8 @@ class Earlier(Struct, frozen=True):
 
     def require_context(self, info: ContextInfo) -> None:
         """Raise `ConfigurationError` for a context other than that of the earlier turns."""
-        if (given := ContextFacts.of(info)) != self.context:
+        given = context_facts(info.type_name, info.total_chars, info.parts_total)
+        if self.context not in (None, given):
             raise ConfigurationError(
                 f"the context is {given}, and the run to go on from was about {self.context}: give it the same context"
             )
@@ -140,23 +144,17 @@ def first_turns(progress: Progress, turns: int, record: ReplRecord | None) -> Pr
     """
     if not turns:
         return Progress()
-    mark, trajectory = progress.marks[turns], progress.trajectory[:turns]
-    record = None if record is None else _record_of(record, progress.trajectory, turns)
-    made = Progress(
+    mark = progress.marks[turns]
+    return Progress(
         mark.messages[: mark.length],
         progress.replaced[: mark.replaced],
         {turn: mark for turn, mark in progress.marks.items() if turn <= turns},
-        record,
-        trajectory,
+        None if record is None else _record_of(record, progress.trajectory, turns),
+        progress.trajectory[:turns],
+        said=mark.said,
+        draft=mark.draft,
+        blocks=mark.blocks,
     )
-    for block in _blocks(trajectory):
-        made.blocks += 1
-        made.take_draft(block)
-    for turn in reversed(trajectory):
-        if len(turn.reply) < SHORT_REPLY_CHARS and (prose := parse_reply(turn.reply).prose):
-            made.said = prose
-            break
-    return made
 
 
 def _record_of(record: ReplRecord, trajectory: Sequence[Iteration], turns: int) -> ReplRecord:
@@ -172,10 +170,6 @@ def _record_of(record: ReplRecord, trajectory: Sequence[Iteration], turns: int) 
     if first.blocks < at_turn and first.problem is None:
         first.entries.append(Gap("a later block was killed, and has cost the other blocks their variables"))
     return first
-
-
-def _blocks(trajectory: Sequence[Iteration]) -> Iterator[Block]:
-    return itertools.chain.from_iterable(turn.blocks for turn in trajectory)
 
 
 # -- traces ------------------------------------------------------------------------------------------------------------
@@ -215,7 +209,11 @@ class _Retold:
                 self.spent.children += depth > 0
             case Replied(depth=0):
                 self._reply = event.text
+                is_short = len(event.text) < SHORT_REPLY_CHARS
+                self.progress.said = (is_short and parse_reply(event.text).prose) or self.progress.said
             case BlockEnded(depth=0) if not self._is_over:
+                self.progress.blocks += 1
+                self.progress.take_draft(event.outcome)
                 self._blocks.append(event.outcome)
                 self._record(event)
             case IterationStarted(depth=0):
@@ -320,16 +318,18 @@ class _Retold:
         self._reply, self._blocks = None, []
 
 
-def from_trace(paths: Sequence[Path]) -> Earlier:
+def from_trace(trace: FilePath | Sequence[FilePath]) -> Earlier:
     """Return the turns of the last run in traces that has not answered.
 
     Args:
-        paths: A trace; before it those of the runs from which its run goes on itself.
+        trace: A trace; or several, before it those of the runs from which its run goes on itself.
 
     Raises:
         ConfigurationError: A file cannot be read or is not a trace, each of its runs has answered, or it lacks what is
             needed to go on.
     """
+    require_kind("trace", trace, str, PathLike, Sequence)
+    paths = [*map(Path, [trace] if isinstance(trace, str | PathLike) else trace)]
     if not paths:
         raise ConfigurationError("name a trace to go on from: the list of traces is empty")
     where = paths[-1]
@@ -346,21 +346,20 @@ def from_trace(paths: Sequence[Path]) -> Earlier:
         why = "its run has answered" if roots else "it has the beginning of none"
         raise ConfigurationError(f"there is no run to go on from in {where}: {why}")
     started = roots[left[-1]]
-    facts: Any = started.metadata.get("context")
     try:
-        context = msgspec.convert(facts, ContextFacts)
+        traced = msgspec.convert(started.metadata.get("context"), _TracedContext)
     except msgspec.ValidationError:
         raise ConfigurationError(f"{where} does not say what its run was about: it is of an earlier release") from None
-    if facts.get("is_in_kept_repl"):
+    if traced.is_in_kept_repl:
         raise ConfigurationError(
             f"the run of {where} was in a persistent REPL: its trace lacks the variables before it"
         )
     retold = _retold(left[-1], trees, roots)
     if not retold.is_whole:
         raise ConfigurationError(f"{where} is not whole: it lacks lines of its run, which so cannot go on")
-    turns = len(retold.progress.trajectory)
-    progress = first_turns(retold.progress, turns, retold.record)
-    question = None if facts.get("is_task") else started.question
+    progress = first_turns(retold.progress, len(retold.progress.trajectory), retold.record)
+    context = context_facts(traced.type, traced.chars, traced.parts)
+    question = None if traced.is_task else started.question
     return Earlier(started.tree, progress, context, question, retold.spent, started.metadata)
 
 

@@ -31,7 +31,7 @@ from rlm_broker.errors import ConfigurationError, LimitReached, ReplayDiverged, 
 from rlm_broker.events.event import RunStarted, TreeEvents
 from rlm_broker.limits import Limits, with_set
 from rlm_broker.results import Completion
-from rlm_broker.run.branches import requests_of_branches
+from rlm_broker.run.branches import branches_of
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.lm_handler import LMHandler
@@ -178,37 +178,28 @@ class Engine(AsyncResource):
     def begin(self, request: RunRequest, event_loop: EventLoopRef, *, is_followed: bool = False) -> RunJob:
         """Return the job of a run, to be started."""
         work = lambda job: self._answer(request, job)  # noqa: E731
-        branches = partial(self._branches, request)
+        branches = partial(branches_of, self, request)
         job = RunJob(event_loop, work, branches, is_followed=start_if_wanted() or is_followed)
         BOARD.add(job, request.question)
         return job
 
-    def refuse_recording(self, what: str) -> None:
-        """Refuse what a recording cannot have.
-
-        Raises:
-            ConfigurationError: Runs of this engine are recorded or replayed.
-        """
-        if self._models.record is not None or (self.registry is not None and self.registry.replay is not None):
-            raise ConfigurationError(f"a run that is recorded or replayed cannot {what}: a recording has whole runs")
+    def require_resumable(self) -> None:
+        """Raise `ConfigurationError` if no run of this engine can go on from a trace."""
+        if self.keeps_repl:
+            raise ConfigurationError("a persistent RLM cannot go on from a trace: make another RLM for it")
+        self._refuse_recording("go on from a trace")
 
     def require_branching(self, request: RunRequest) -> None:
-        """Refuse branches of a run that cannot have any.
-
-        Raises:
-            ConfigurationError: It is such a run.
-        """
-        self.refuse_recording("have branches")
+        """Raise `ConfigurationError` for a run that cannot have branches."""
+        self._refuse_recording("have branches")
         if self.keeps_repl or request.repl is not None:
             raise ConfigurationError("a run in a persistent REPL has no branches, since it has no REPL of its own")
         if not request.limits.max_depth:
             raise ConfigurationError("a run without a REPL (max_depth = 0) has no branches, since it has no turns")
 
-    def _branches(self, request: RunRequest, job: RunJob, number: int, after_turn: int | None) -> list[RunJob]:
-        """Return the jobs of branches of a run, to be started; see `Run.branch`."""
-        self.require_branching(request)
-        requests = requests_of_branches(request, job, number, after_turn)
-        return [self.begin(each, job.event_loop, is_followed=True) for each in requests]
+    def _refuse_recording(self, what: str) -> None:
+        if self._models.record is not None or (self.registry is not None and self.registry.replay is not None):
+            raise ConfigurationError(f"a run that is recorded or replayed cannot {what}: a recording has whole runs")
 
     async def _answer(self, request: RunRequest, job: RunJob) -> Completion:
         if self.keeps_repl and self._open_parts is None:
@@ -373,9 +364,9 @@ def root_run(
     followers = [] if job.log is None else [job.log.add]
     events = TreeEvents(job.id, [*request.receivers, *followers, *BOARD.receivers(job.id)])
     completing = parts.handler if request.completing is None else request.completing(parts.handler)
-    earlier, branch = request.earlier, request.branch
-    ledger = Ledger(limits) if branch is None else Ledger(limits, branch.ledger, f"{job.id}/")
-    if earlier is not None and earlier.spent is not None:
+    earlier = request.earlier
+    ledger = Ledger(limits) if earlier is None else Ledger(limits, earlier.ledger, f"{job.id}/")
+    if earlier is not None:
         ledger.go_on(earlier.spent, ROOT_RUN)
     calls = TreeCalls(
         completing,
@@ -385,7 +376,7 @@ def root_run(
         replay=parts.replay,
         routing=routing,
         tells_text=request.tells_text,
-        sample=0 if branch is None else branch.sample,
+        sample=0 if earlier is None else earlier.sample,
     )
     tree = Tree(calls, ledger, sandbox, events, request.instructions, request.query_handler, request.is_auto)
     if events.is_wanted:
@@ -395,8 +386,7 @@ def root_run(
         has_task = request.question is None and context.info.type_name == "str"
         question = beginning(context, TASK_CHARS).text if has_task else request.question
         metadata["context"] |= {"is_task": has_task, "is_in_kept_repl": repl is not None}
-        before = branch or earlier
-        place = () if before is None else (before.tree, 0 if earlier is None else earlier.turns, branch is None)
+        place = () if earlier is None else (earlier.tree, earlier.turns, not earlier.sample)
         events.of(ROOT_RUN, 0)(RunStarted, question, metadata["model"], metadata, 0, *place)
     caller = Caller(ROOT_RUN, 0, request.question)
     progress = None if earlier is None else earlier.taken_over()

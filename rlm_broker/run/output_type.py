@@ -1,7 +1,6 @@
 """Answers of a type: of any that pydantic can validate, or that a JSON Schema describes."""
 
-import copy
-from typing import Any, Self
+from typing import Any
 
 import rlm_broker.run.prompts.messages as prompts
 from rlm_broker.concurrency.threads import aside
@@ -12,7 +11,7 @@ from sandbox_worker.wire.text_json import unfenced
 
 
 class OutputType:
-    """Type that the answer of one run must have. It counts how often it refused an answer of another.
+    """Type that the answers of runs must have.
 
     Args:
         wanted: A pydantic model, or any other type that `pydantic.TypeAdapter` takes; or a JSON Schema, as a dict.
@@ -27,31 +26,24 @@ class OutputType:
     def __init__(self, wanted: Any) -> None:
         from rlm_broker.values.answer_types import WantedType
 
-        self._retries = 0
         self._type = WantedType(wanted, "output_type", "the answer")
         self.schema = self._type.json_schema()
 
-    def again(self) -> Self:
-        """Return the same type for another attempt of the run, whose model was not corrected yet."""
-        made = copy.copy(self)
-        made._retries = 0
-        return made
-
-    async def judged(self, answer: str, max_retries: int) -> tuple[str | None, Any]:
+    async def judged(self, answer: str, retries_left: int) -> tuple[str | None, Any]:
         """Judge an answer as `judge` does, in a thread if its schema is not trusted.
 
         Raises:
             OutputInvalid: As for `judge`.
         """
         if (schema := self._type.schema) is not None and schema.is_bounded:
-            return await aside(lambda: self.judge(answer, max_retries), schema.whose)
-        return self.judge(answer, max_retries)
+            return await aside(lambda: self.judge(answer, retries_left), schema.whose)
+        return self.judge(answer, retries_left)
 
-    def judge(self, answer: str, max_retries: int) -> tuple[str | None, Any]:
+    def judge(self, answer: str, retries_left: int) -> tuple[str | None, Any]:
         """Return None and the value of an answer; or a message for the model that says what is wrong, and None.
 
         Raises:
-            OutputInvalid: The answer is wrong, and the model was corrected `max_retries` times already.
+            OutputInvalid: The answer is wrong, and the model may not be corrected any more.
         """
         text = unfenced(answer)
         if has_more_values_than(MAX_VALUES, text.encode(errors="replace")):
@@ -65,7 +57,6 @@ class OutputType:
             return None, self._type.of(answer)  # if text is wanted, the answer need not be a JSON string
         except Unfit:
             pass
-        if self._retries >= max_retries:
+        if not retries_left:
             raise OutputInvalid(problem, answer)
-        self._retries += 1
         return prompts.wrong_type(answer, problem, self.schema), None

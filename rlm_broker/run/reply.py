@@ -113,7 +113,7 @@ class ReplyActions:
                 lambda stream, text: self._emit(BlockPrinted, number, stream, text),
                 variables=True,
             )
-            if block.status == "killed":
+            if block.status in ("killed", "interrupted"):
                 block = replace(block, calls_remembered=await self._paid.remember(self._run))
         except ReplClosed as closed:
             if self._repl.is_closed:

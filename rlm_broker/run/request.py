@@ -1,7 +1,7 @@
 """The request for one run: its context, its question and its settings."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from os import PathLike
 from typing import Any, Final
@@ -16,7 +16,6 @@ from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.events.event import Emit
 from rlm_broker.limits import Limits, ReplLimits, RunLimits, with_set
 from rlm_broker.run.earlier import Earlier
-from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.prompts.instructions import Instructions
@@ -32,29 +31,13 @@ class _NotGiven:
         return "<not given>"
 
 
-NOT_GIVEN: Final[object] = _NotGiven()
+NOT_GIVEN: Final[Any] = _NotGiven()
 """Default of a context argument, since None may be a context."""
 LONG_QUESTION_CHARS = 10_000
 """Characters of a question from which a shorter context with "?" at its end is a warning: the caller has most likely
 swapped the two."""
 PROMPT_CHARS = 1 << 16
 """Maximum characters of a context in `Completion.prompt`; for a longer one it is None."""
-
-
-class Branch(Struct, frozen=True):
-    """Place of a run among the branches of another one.
-
-    Attributes:
-        tree: Id of that run.
-        ledger: Ledger of that run, in which the branch's means count, too; None before that run has begun.
-        samples: Gives a number to each branch of that run, and to those of its branches.
-        sample: Number of this branch, from 1: a cache answers each of them anew.
-    """
-
-    tree: str
-    ledger: Ledger | None
-    samples: Iterator[int]
-    sample: int
 
 
 MakesCompleting = Callable[[Completing], Completing]
@@ -80,8 +63,7 @@ class RunRequest(Struct, frozen=True, kw_only=True):
         repl: A REPL for several runs; None opens one for the run, or takes the engine's.
         completing: Replaces the handler for the calls of one attempt; None keeps it.
         warns: Whether a warning is logged if files are left out of the context.
-        earlier: Turns from which the run goes on; None begins anew.
-        branch: Place of the run among the branches of another one; None for a run of its own.
+        earlier: Turns of another run from which it goes on; None for a run of its own.
     """
 
     context: object = NOT_GIVEN
@@ -101,7 +83,6 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     completing: MakesCompleting | None = None
     warns: bool = False
     earlier: Earlier | None = None
-    branch: Branch | None = None
 
     def __post_init__(self) -> None:
         require_question(self.question)

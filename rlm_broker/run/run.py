@@ -11,7 +11,7 @@ from typing import Any, Generic, Self
 
 from rlm_broker.concurrency.deadline import to_its_end, within
 from rlm_broker.concurrency.event_loop import EventLoopRef, Job
-from rlm_broker.errors import ConfigurationError, RlmBrokerError, RunCancelled, RunFailed, plainly, require_kind
+from rlm_broker.errors import ConfigurationError, PlainErrors, RunCancelled, RunFailed, require_kind
 from rlm_broker.events.event import Event
 from rlm_broker.events.log import EventLog
 from rlm_broker.results import Completion, T
@@ -262,12 +262,11 @@ class Run(Generic[T]):
         require_kind("timeout_s", timeout_s, int, float, type(None))
         if self._job.event_loop.is_here and not self.is_done:
             raise ConfigurationError("the run is on this event loop, and would wait for itself: write `await run`")
-        try:
-            return self._job.result(timeout_s)
-        except concurrent.futures.CancelledError:
-            raise self._job.cancelled() from None
-        except RlmBrokerError as error:
-            raise plainly(error) from error.__cause__
+        with PlainErrors():
+            try:
+                return self._job.result(timeout_s)
+            except concurrent.futures.CancelledError:
+                raise self._job.cancelled() from None
 
     async def ended(self) -> None:
         """Wait for the end of the run, also if it is a failure or a cancellation. Cancelling the wait ends no run.
@@ -294,12 +293,11 @@ class Run(Generic[T]):
         await to_its_end(self.ended)
 
     async def _awaited(self) -> Completion[T]:
-        try:
-            return await self._job.ended()
-        except (asyncio.CancelledError, concurrent.futures.CancelledError) as ended:
-            task, cancelled = asyncio.current_task(), self._job.cancelled()
-            if task is not None and task.cancelling():
-                raise ended.with_traceback(None) from cancelled
-            raise cancelled from None
-        except RlmBrokerError as error:
-            raise plainly(error) from error.__cause__
+        with PlainErrors():
+            try:
+                return await self._job.ended()
+            except (asyncio.CancelledError, concurrent.futures.CancelledError) as ended:
+                task, cancelled = asyncio.current_task(), self._job.cancelled()
+                if task is not None and task.cancelling():
+                    raise ended.with_traceback(None) from cancelled
+                raise cancelled from None

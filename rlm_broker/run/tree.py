@@ -67,12 +67,15 @@ class Tree(Struct, frozen=True):
 
 
 class Mark(NamedTuple):
-    """The conversation at the end of a turn: a list of messages that only grows, its length then, and the number of
-    messages that summaries had replaced."""
+    """The end of a turn: a list of messages that only grows, its length then, the number of messages that summaries had
+    replaced; and the number of blocks, the draft and the last text."""
 
     messages: list[ChatMessage]
     length: int
     replaced: int
+    blocks: int
+    draft: str | None
+    said: str | None
 
 
 class Progress(Struct):
@@ -80,7 +83,7 @@ class Progress(Struct):
 
     Attributes:
         replaced: Messages before `messages`, which a summary has replaced.
-        marks: Turn → the conversation at its end, for each turn that the run went on from.
+        marks: Turn → its end, for each turn that the run went on from.
         record: Blocks that the REPL runs again when it opens; None if the run begins anew.
         said: The last text of the model outside of code.
         turns_left: Turns after the present one; None if the loop is the user's own.
@@ -109,8 +112,9 @@ class Progress(Struct):
     asked: Counter[int] = field(default_factory=Counter)
 
     def mark(self, turn: int) -> None:
-        """Keep the conversation as it is at the end of a turn."""
-        self.marks[turn] = Mark(self.messages, len(self.messages), len(self.replaced))
+        """Keep what there is at the end of a turn."""
+        conversation = self.messages, len(self.messages), len(self.replaced)
+        self.marks[turn] = Mark(*conversation, self.blocks, self.draft, self.said)
 
     def take_draft(self, block: Block) -> None:
         """Take the draft of an ended block. A block that was cut short has none, and leaves the one before."""

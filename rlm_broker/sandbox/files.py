@@ -16,7 +16,7 @@ from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.errors import ConfigurationError, FileRefused, SandboxFailed
 from rlm_broker.results import FileEntry
 from rlm_broker.sandbox.workers.worker import Worker
-from rlm_broker.values.host_files import open_regular, replacing
+from rlm_broker.values.host_files import open_regular, refusal_told, replacement
 from sandbox_worker.wire.control import ROOT, OpenToRead, OpenToWrite
 from sandbox_worker.wire.errors import file_kind
 
@@ -351,13 +351,10 @@ def _copy(fd: int, take: Callable[[bytes], Any], max_bytes: int, beyond: str, st
 
 def _save_as(target: Path, fd: int, max_bytes: int, beyond: str, stop: threading.Event) -> None:
     """Copy to a file of the host."""
-    try:
-        if target.is_dir():
-            raise ConfigurationError(f"{target} is a folder: name the file")
-        with replacing(target, 0o666) as file:
-            _copy(fd, file.write, max_bytes, beyond, stop)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{target} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+    if target.is_dir():
+        raise ConfigurationError(f"{target} is a folder: name the file")
+    with refusal_told(f"{target} cannot be written"), replacement(target, 0o666) as file:
+        _copy(fd, file.write, max_bytes, beyond, stop)
 
 
 @contextmanager

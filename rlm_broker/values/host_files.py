@@ -1,4 +1,4 @@
-"""Files of the host that are read whole, and written whole or not at all."""
+"""Files of the host: a refusal as one sentence, and a file that is whole or absent."""
 
 import contextlib
 import os
@@ -6,18 +6,30 @@ import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
 from rlm_broker.errors import ConfigurationError
+
+
+@contextlib.contextmanager
+def refusal_told(what: str, advice: str = "") -> Iterator[None]:
+    """Raise `ConfigurationError` in place of a refusal of a file.
+
+    Args:
+        what: Beginning of its sentence, for example "cannot read a.txt".
+        advice: End of its sentence.
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
+        raise ConfigurationError(f"{what}: {getattr(error, 'strerror', None) or error}{advice}") from None
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
     """Return a descriptor to read a regular file. Raise ConfigurationError for others: opening a named pipe would
     wait for its writer."""
-    try:
+    with refusal_told(f"{path} cannot be read"):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise ConfigurationError(f"{path} is not a regular file")
@@ -25,14 +37,18 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 
 @contextlib.contextmanager
-def replacing(target: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
-    """Yield a file beside the target, which it replaces once it is complete. If the block fails, the target stays."""
+def replacement(target: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
+    """Give a new file, which takes the place of another one once it is written. After a failure it is gone.
+
+    Args:
+        mode: Its mode, without what the umask forbids.
+    """
     part = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
-        with open(fd, "wb") as file:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
             yield file
         part.replace(target)
-    finally:
+    except BaseException:
         with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+            part.unlink()
+        raise

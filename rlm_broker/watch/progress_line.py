@@ -45,9 +45,10 @@ class ProgressLine:
     Args:
         stream: Receiver of the text; None is stderr.
         is_verbose: Whether each turn's reply, code, output and calls are shown, too.
+        runs: Number of runs to come, of which each has its number before its lines.
     """
 
-    def __init__(self, stream: TextIO | None = None, *, is_verbose: bool = False) -> None:
+    def __init__(self, stream: TextIO | None = None, *, is_verbose: bool = False, runs: int = 1) -> None:
         stream = stream or sys.stderr
         self._started = time.monotonic()
         self._trees: dict[str, RunProgress] = {}
@@ -55,7 +56,7 @@ class ProgressLine:
         if self._live is not None:
             atexit.register(self.close)  # else an unclosed line leaves its terminal without a cursor
         console = None if self._live is None else self._live.console
-        self._story = Story("texts" if is_verbose else "titles", tells_answer=False)
+        self._story = Story("texts" if is_verbose else "titles", tells_answer=False, trees=runs)
         self._printer = None if self._live and not is_verbose else StoryPrinter(self._story, stream, console=console)
 
     def __call__(self, event: Event) -> None:

@@ -129,6 +129,17 @@ def test_retry_that_is_killed_as_well_leaves_the_same_answers(rlm: MakeRLM) -> N
     assert "a 1 b 2" in told(done)[3]
 
 
+def test_calls_of_an_interrupted_block_are_remembered_as_those_of_a_killed_one(rlm: MakeRLM) -> None:
+    reader = Reader()
+    replies = [asks("a", "b") + "\nwhile True: pass", asks("b", "c", "a", "a")]
+    root = ScriptedClient([*map(block, replies), DONE])
+    done = rlm(root, reader.client, limits=Limits(block_timeout_s=0.5)).completion("text", "?")
+    ended = done.trajectory[0].blocks[0]
+    assert (ended.status, ended.calls_remembered) == ("interrupted", 2)
+    assert "2 of its calls are remembered: the same calls again cost nothing." in told(done)[0]
+    assert "b 2 c 3 a 1 a 4" in told(done)[1]
+
+
 def test_child_that_is_started_again_goes_on_where_it_had_come(rlm: MakeRLM) -> None:
     """One child had ended, and the other was in its second turn when the block of their parent was killed."""
     calls = list[str]()

@@ -17,6 +17,7 @@ from rlm_broker.cli.settings import trust, user_files
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import Limits
 from rlm_broker.run.prompts.instructions import Profile
+from rlm_broker.values.host_files import refusal_told, replacement
 from rlm_broker.values.text import printable
 from rlm_broker.values.validation import suggestion
 from sandbox_worker.wire.level import LevelName
@@ -229,14 +230,10 @@ def set_default_model(name: str) -> Path:
     written = f"{replaced}{table}{rest}" if number else f"{line}\n{top}{table}{rest}"
     if _parsed(path, written.encode()) != {**before, "model": name}:
         raise ConfigurationError(f"{path} cannot be changed safely: write {line} into it")
-    try:
+    with refusal_told(f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        place = path.resolve()  # a link stays: settings are often kept in another folder
-        fresh = place.with_suffix(".new")
-        fresh.write_text(written)
-        fresh.replace(place)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from None
+        with replacement(path.resolve(), 0o666) as file:  # a link stays: settings are often kept in another folder
+            file.write(written.encode())
     return path
 
 
@@ -294,12 +291,11 @@ def _users_file() -> tuple[Path, bytes | None]:
 
 
 def _content(path: Path) -> bytes | None:
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
+    with refusal_told(f"cannot read {path}"):
+        try:
+            path.stat()
+        except FileNotFoundError:
+            return None
     return user_files.content(path, "settings")
 
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.sandbox.tools import Tools
+from rlm_broker.values.host_files import refusal_told
 
 MAX_FILE_BYTES = 4 << 20
 """Maximum bytes of such a file; a larger one is refused."""
@@ -32,15 +33,13 @@ def content(path: Path, what: str) -> bytes:
     Raises:
         ConfigurationError: It cannot be read, is not a regular file, or has more than `MAX_FILE_BYTES`.
     """
-    try:
+    with refusal_told(f"{what}: cannot read {path}"):
         # Without O_NONBLOCK, opening a named pipe waits for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise ConfigurationError(f"{what}: {path} is not a regular file")
             found = file.read(MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{what}: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     if len(found) > MAX_FILE_BYTES:
         raise ConfigurationError(f"{what}: {path} has more than {MAX_FILE_BYTES:,} bytes")
     return found

@@ -24,7 +24,7 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.results import Block
 from rlm_broker.sandbox.arguments import SEED_BITS
 from rlm_broker.values.fields import FINITE
-from rlm_broker.values.host_files import open_regular, replacing
+from rlm_broker.values.host_files import open_regular, refusal_told, replacement
 from sandbox_worker.wire.counts import has_more_values_than
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.frames import PREFIX
@@ -224,11 +224,8 @@ class ReplRecord:
             ConfigurationError: The file cannot be written.
         """
         data = encode_escaped(_Saved(_FORMAT, self.seed, self.entries, self.problem))
-        try:
-            with replacing(Path(path)) as file:
-                file.write(data)
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+        with refusal_told(f"{path} cannot be written"), replacement(Path(path)) as file:
+            file.write(data)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "ReplRecord":

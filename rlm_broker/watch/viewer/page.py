@@ -17,7 +17,7 @@ import msgspec
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.trace import lines
-from rlm_broker.values.host_files import replacing
+from rlm_broker.values.host_files import refusal_told, replacement
 from rlm_broker.values.text import encodable
 from rlm_broker.watch.viewer.rows import Row, Rows, encoded
 from sandbox_worker import RELEASE
@@ -228,14 +228,10 @@ def _hash(text: str) -> str:
 
 def _replace(out: Path, trace: Path, parts: Iterator[bytes]) -> None:
     """Write the page beside `out`, then move it there: a page is whole or absent. It has the mode of the trace."""
-    try:
+    with refusal_told(f"cannot write the page {out}", ": give another file"):
         _refuse_other_file(out)
-        with replacing(out) as file:
-            os.fchmod(file.fileno(), trace.stat().st_mode & 0o666)
-            for each in parts:
-                file.write(each)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write the page {out}: {error.strerror}: give another file") from None
+        with replacement(out, trace.stat().st_mode & 0o666) as file:
+            file.writelines(parts)
 
 
 def _refuse_other_file(out: Path) -> None:

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from rlm_broker.batch.budget import Metered, Spending
+from rlm_broker.batch.budget import Spending
+from rlm_broker.batch.item_calls import ItemCalls
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed
 from rlm_broker.limits import BatchLimits
 from rlm_broker.results import Call
@@ -13,7 +14,7 @@ from tests.support.paying import CLIENT, Provider, request
 from tests.support.waiting import turns, until
 
 
-def begun(metered: Metered, *texts: str) -> list["asyncio.Task[Call]"]:
+def begun(metered: ItemCalls, *texts: str) -> list["asyncio.Task[Call]"]:
     return [asyncio.ensure_future(metered.complete(CLIENT, request(text))) for text in texts]
 
 
@@ -22,7 +23,7 @@ async def test_earlier_usage_does_not_slow_calls_down() -> None:
     ends: list[BaseException] = []
     provider = Provider()
     spending = Spending(BatchLimits(max_tokens=10_000), {"m": Usage(500, 5_000, 2_000, 1.0)}, ends.append)
-    metered = Metered(spending, provider)
+    metered = ItemCalls(spending=spending).before(provider)
     provider.answers.set()
     assert metered.routing is provider.routing
     (call,) = await asyncio.gather(*begun(metered, "first"))
@@ -56,7 +57,7 @@ async def test_call_beyond_a_limit_waits_and_never_fails() -> None:
     ends: list[BaseException] = []
     provider = Provider()
     provider.answers.set()
-    metered = Metered(Spending(BatchLimits(max_budget_usd=1), {}, ends.append), provider)
+    metered = ItemCalls(spending=Spending(BatchLimits(max_budget_usd=1), {}, ends.append)).before(provider)
     calls = begun(metered, *"abcde")
     await until(lambda: ends)
     await turns()
@@ -79,7 +80,7 @@ async def test_failures_that_every_call_would_meet_end_it(
     ends: list[BaseException] = []
     provider = Provider()
     provider.answers.set()
-    metered = Metered(Spending(BatchLimits(max_tokens=100_000), {}, ends.append), provider)
+    metered = ItemCalls(spending=Spending(BatchLimits(max_tokens=100_000), {}, ends.append)).before(provider)
     failed = 0
     for is_answered in [*[True] * answers, *[False] * 3, *[True] * answers, *[False] * 12]:
         provider.error = None if is_answered else ModelFailed("wrong key", is_lasting=cause)
@@ -100,7 +101,7 @@ async def test_failures_that_every_call_would_meet_end_it(
 async def test_calls_under_way_are_waited_for_and_no_other_is_sent() -> None:
     provider = Provider()
     spending = Spending(BatchLimits(), {}, print)
-    metered = Metered(spending, provider)
+    metered = ItemCalls(spending=spending).before(provider)
     first, second = begun(metered, "a", "b")
     await until(lambda: len(provider.asked) == 2)
     spending.stop()
@@ -120,7 +121,7 @@ async def test_calls_under_way_are_waited_for_and_no_other_is_sent() -> None:
 async def test_wait_for_calls_ends(hurries: bool) -> None:
     provider = Provider()
     spending = Spending(BatchLimits(), {}, print)
-    (call,) = begun(Metered(spending, provider), "a")
+    (call,) = begun(ItemCalls(spending=spending).before(provider), "a")
     await until(lambda: provider.asked)
     drained = asyncio.ensure_future(spending.drained(3_600 if hurries else 0.001))
     await turns()

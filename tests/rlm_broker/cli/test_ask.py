@@ -138,6 +138,9 @@ def test_best_of_prints_the_most_frequent_answer_and_how_frequent_it_is(log: Pat
         done, shown = run(*ask, "--trace", tmp_path / "trace.jsonl"), run(*ask, "--json", "-q")
     assert (done.returncode, done.stdout.casefold()) == (0, "ada\n")
     assert "2 of 3 runs gave this answer, 3 calls" in done.stderr
+    for number in (1, 2, 3):
+        assert f"[depth 0] {number}/3 run 1 with m" in done.stderr
+        assert f"[depth 0] {number}/3 turn 1\n" in done.stderr
     assert (tmp_path / "trace.jsonl").read_text().count('"run_started"') == 3
     assert json.loads(shown.stdout)["best_of"] == {"runs": 3, "votes": 2}
 

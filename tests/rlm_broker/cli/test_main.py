@@ -127,7 +127,7 @@ def test_help_begins_with_examples_and_has_no_more_options_than_a_screen() -> No
         *inspect.signature(ask._completion).parameters,
         *DEFAULTS,
         *("max_depth", "debug"),
-    } - {"question", "paths", "options", "sources", "progress", "flags", *ONLY_SETTINGS}
+    } - {"question", "paths", "options", "progress", "flags", *ONLY_SETTINGS}
 
 
 def test_old_words_for_runs_work_and_say_the_new_ones() -> None:
