@@ -25,7 +25,7 @@ from sandbox_worker.init.repl_process import LivingRepl
 from sandbox_worker.init.sockets import Hands, InitSocket, send
 from sandbox_worker.init.usage_watch import WORTH_SAYING_S, Watch
 from sandbox_worker.isolation.landlock import SCOPES_SIGNALS
-from sandbox_worker.wire.bounds import ReplBounds
+from sandbox_worker.wire.bounds import ReplBounds, WatchedLimit
 from sandbox_worker.wire.control import (
     Begin,
     Burned,
@@ -437,17 +437,18 @@ class Family:
 
     # -- their resources ---------------------------------------------------------------------------------------------
 
-    def over_cpu_time(self) -> tuple[Relative, float] | None:
-        """Report the CPU time of each block. Return a REPL whose block has used more than it may, and how much."""
-        for each in self.members:
-            if each.keeper is None:
-                continue
-            used_s = self._watch.cpu_times.of_program(each.keeper.pid)
+    def over_cpu_time(self) -> tuple[Relative, WatchedLimit, float, float] | None:
+        """Report the CPU time of each block. Return a REPL whose block has used more than it may, the limit, what it
+        used and what it may use."""
+        for each, keeper in [(one, one.keeper) for one in self.members if one.keeper is not None]:
+            used_s = self._watch.cpu_times.of_program(keeper.pid)
             if used_s - each.said_cpu_s >= WORTH_SAYING_S:
                 each.control.say(Burned(cpu_s=used_s - each.said_cpu_s))
                 each.said_cpu_s = used_s
-            if used_s > each.block_cpu_s:
-                return each, used_s
+            most: dict[WatchedLimit, float | None] = {"cpu_s": self._bounds.cpu_s, "block_timeout_s": each.block_cpu_s}
+            for limit, allowed_s in most.items():
+                if allowed_s is not None and used_s > allowed_s:
+                    return each, limit, used_s, allowed_s
         return None
 
     def to_end_first(self) -> Relative | None:

@@ -455,8 +455,7 @@ class Init:
                 self._control.say(Exceeded(limit=limit, used=used, allowed=allowed, post_mortem=post_mortem))
                 return
         if self._family is not None and (over := self._family.over_cpu_time()) is not None:
-            one, used_s = over
-            self._end_one(self._family, one, "block_timeout_s", used_s, one.block_cpu_s)
+            self._end_one(self._family, *over)
         self._look_at_programs()
 
     def _end_of_family(self, family: Family, limit: WatchedLimit, used: float, allowed: float) -> None:

@@ -150,6 +150,13 @@ def test_fork_that_comes_too_late_is_ended(open_sandbox: Sandbox) -> None:
             assert fork.get("x") == [0]
 
 
+def test_cpu_time_is_bounded_for_each(open_sandbox: Sandbox) -> None:
+    with open_sandbox.repl(limits=LIMITS.replace(cpu_s=0.2)) as original, original.fork() as fork:
+        for repl in (fork, original):
+            block = repl.execute("while True: pass")
+            assert (block.status, block.limit) == ("killed", "cpu_s")
+
+
 def test_memory_counts_for_all_and_ends_the_one_that_grows(open_sandbox: Sandbox) -> None:
     with open_sandbox.repl(limits=LIMITS.replace(memory_bytes=300 << 20)) as repl:
         repl.execute("import time; shared = bytearray(b'x') * (100 << 20)")
