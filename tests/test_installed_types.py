@@ -50,7 +50,12 @@ text: str = RLM("offline").completion("a", output_type=int).parsed
 text = RLM("offline").best_of(2, "a", output_type=int).chosen.parsed
 """
 REJECTED_LINES = [3, 4, 5, 6, 7, 8]
-
+OF_OTHERS = (
+    "aiohttp", "anyio", "click", "docx", "IPython", "jupyter_client", "litellm", "matplotlib", "mcp", "mcp_types",
+    "numpy", "openpyxl", "opentelemetry", "PIL", "pptx", "prometheus_client", "psutil", "pypdf", "rich", "starlette",
+    "traitlets", "uvicorn",
+)  # fmt: skip
+"""Packages that no public type is made of. Reading them is three quarters of mypy's time."""
 
 TYPED = """\
 from rlm_broker import RLM, Completion, Run
@@ -118,6 +123,8 @@ def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(examples, folder / "examples", ignore=shutil.ignore_patterns(*of_peers))  # peers are not installed
     (folder / "rejected.py").write_text(REJECTED)
     (folder / "typed.py").write_text(TYPED)
+    unread = ",".join(f"{name}.*" for name in OF_OTHERS)
+    (folder / "mypy.ini").write_text(f"[mypy]\nstrict = true\n[mypy-{unread}]\nfollow_imports = skip\n")
     return folder
 
 
@@ -140,16 +147,7 @@ def test_pyright_accepts_examples_and_rejects_misuse(programs: Path) -> None:
 
 
 def test_mypy_infers_types_of_answers_from_the_wheel(programs: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--strict",
-        "--python-executable",
-        "env/bin/python",
-        "--cache-dir",
-        "cache",
-    ]
+    command = [sys.executable, "-m", "mypy", "--python-executable", "env/bin/python", "--cache-dir", os.devnull]
     done = subprocess.run(
         [*command, "typed.py", "rejected.py"], cwd=programs, capture_output=True, text=True, check=False
     )

@@ -9,6 +9,7 @@ import numbers
 import re
 import sys
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, ClassVar, Never, Self, cast, dataclass_transform, get_args, get_origin
 
 import msgspec
@@ -107,8 +108,9 @@ class Fields:
         return {name: self.__dict__[name] for name in self.fields if name not in self._hidden}
 
     @classmethod
-    def descriptions(cls) -> dict[str, str]:
-        """Return the docstring of each field by name. They are read from the source, so this takes a while."""
+    @cache
+    def descriptions(cls) -> Mapping[str, str]:
+        """Return the docstring of each field by name. The first call reads the source, which takes a while."""
         import ast
         import itertools
 

@@ -229,8 +229,8 @@ class Family:
             return "its socket is full"
         status = self._proc.status(of.pid or 0) or Status()
         self._moments += 1
-        of.hub = _Hub(own, self._moments, status.memory_bytes - status.table_bytes)
-        self._events.listen(own.fileno(), lambda *_: self.end_hub(of))  # it never says anything
+        hub = of.hub = _Hub(own, self._moments, status.memory_bytes - status.table_bytes)
+        self._events.listen(own.fileno(), lambda *_: self._hear_end(of, hub))
         return None
 
     def _ask(self, of: LivingRepl, packet: bytes, fork: LivingRepl, given: list[int]) -> None:
@@ -243,6 +243,13 @@ class Family:
         self._events.listen(own.fileno(), lambda *_: self._hear_new(of, hub, own))
         with theirs, contextlib.suppress(OSError):  # it has ended, as the keeper's socket says, too
             send(hub.speaking, packet, (theirs.fileno(), self._ruleset, *given))
+
+    def _hear_end(self, of: LivingRepl, hub: _Hub) -> None:
+        """Take the end of a hub. What keepers have said before comes first: it may be why there is no fork."""
+        for speaking in [*hub.waiting]:
+            if of.hub is hub:
+                self._hear_new(of, hub, speaking)
+        self.end_hub(of)
 
     def _hear_new(self, of: LivingRepl, hub: _Hub, speaking: socket.socket) -> None:
         """Take what a new keeper says of itself and of its REPL."""
@@ -356,7 +363,8 @@ class Family:
             self._refuse(fork, error)
 
     def _refuse(self, fork: LivingRepl, error: int) -> None:
-        fork.control.say(Failed(step="fork", reason=os.strerror(error) if error else "its processes ended", code=error))
+        reason = "its processes ended" if error in (0, errno.ECHILD) else os.strerror(error)
+        fork.control.say(Failed(step="fork", reason=reason, code=error))
         self._drop(fork)
 
     def _drop(self, fork: LivingRepl) -> None:

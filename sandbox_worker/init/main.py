@@ -415,9 +415,14 @@ class Init:
                 self._end_at(limit, used, allowed, usage)
                 return
         for each, cpu_s in spent:
-            if cpu_s > each.block_cpu_s:
-                self._end_at("block_timeout_s", cpu_s, each.block_cpu_s, usage, each)
-                return
+            most: dict[WatchedLimit, float | None] = {
+                "cpu_s": self._spawn.bounds.cpu_s,
+                "block_timeout_s": each.block_cpu_s,
+            }
+            for limit, allowed_s in most.items():
+                if allowed_s is not None and cpu_s > allowed_s:
+                    self._end_at(limit, cpu_s, allowed_s, usage, each)
+                    return
         self._look_at_programs()
 
     def _end_at(

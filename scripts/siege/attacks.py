@@ -92,7 +92,7 @@ def _flood(repl: Repl, frames: Iterator[bytes]) -> Iterator[None]:
         except (Full, OSError):  # not read any more, or hung up on
             yield
             return  # a frame was cut: no further one can be sent
-        if number % 5_000 == 0:
+        if number % 2_000 == 0:
             yield
     yield
 

@@ -41,6 +41,11 @@ from sandbox_worker.wire.messages import (
 from scripts.siege.attacks import STRANGERS
 
 WAIT_S = 300.0
+STARTS_REPLS = ("children", "objects")
+"""Attacks by queries that may start REPLs. The others need no open sandbox."""
+UNPAUSED = 100
+"""Round trips without a pause between them."""
+PAUSE_S = 0.002
 
 
 class Model:
@@ -92,8 +97,11 @@ class Honest:
     def say(self, payload: bytes) -> None:
         self._writer.write(encode_frame(payload, 1 << 20))
 
-    async def ask(self) -> None:
-        """One round trip."""
+    async def ask(self, pause_for: "asyncio.Future[Any] | None" = None) -> None:
+        """One round trip. After the first ones there is a pause before it, unless `pause_for` is done: a REPL that asks
+        without a pause takes half of the machine from the attacker."""
+        if pause_for is not None and len(self.took_s) >= UNPAUSED:
+            await asyncio.wait({pause_for}, timeout=PAUSE_S)
         self._number += 1
         started = time.monotonic()
         self.say(encode(Query(f"1:{self._number}", "llm", [f"honest {self._number}"])))
@@ -114,11 +122,13 @@ async def besiege(attack: str, round_trips: int) -> dict[str, Any]:
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         handler = await stack.enter_async_context(LMHandler(Model(), one_shot=is_strangers))
-        sandbox = await stack.enter_async_context(Sandbox(warm=0))
+        sandbox = Sandbox(warm=0)
         writer = stack.enter_context(TraceWriter(folder / "trace.jsonl"))
-        for _ in range(2):  # all that is made once is made now
-            async with sandbox.repl() as repl:
-                await repl.aexecute("1")
+        if attack in STARTS_REPLS:
+            await stack.enter_async_context(sandbox)
+            for _ in range(2):  # all that is made once is made now
+                async with sandbox.repl() as repl:
+                    await repl.aexecute("1")
         block, connection = _session(handler, sandbox, writer)
         token = handler.listener.expect(connection, WAIT_S)
         honest = Honest(*await asyncio.open_connection(*handler.address))
@@ -147,10 +157,10 @@ async def besiege(attack: str, round_trips: int) -> dict[str, Any]:
         loop.longest_s = 0.0
         saturated = asyncio.ensure_future(attacker.stdout.readline())
         while not saturated.done() or len(honest.took_s) < round_trips or _is_coming(attack, hostile_result):
-            await honest.ask()
+            await honest.ask(pause_for=saturated)
         ending = asyncio.ensure_future(hostile.close())
         while not ending.done() or len(honest.took_s) < 2 * round_trips:
-            await honest.ask()
+            await honest.ask(pause_for=ending)
         during = honest.result()
         stretch_s, growth_kb = loop.longest_s, peak_kb() - begun_kb
         with contextlib.suppress(ProcessLookupError):

@@ -75,7 +75,7 @@ for _ in range(2):
 )
 HIDES = {
     "CPU time": "while True: pass",
-    "memory": "own = bytearray(b'x') * (200 << 20); time.sleep(1000)",
+    "memory": "own = bytearray(b'x') * (100 << 20); time.sleep(1000)",
 }
 """Work of the orphans of a block, which keeps them below itself as their reaper: they reach a limit of the block's."""
 KEEPS_RULESET = (
@@ -158,7 +158,7 @@ def test_hidden_copy_of_a_bell_cannot_grow(family: dict[str, SandboxedRepl]) -> 
 
 @pytest.mark.parametrize("is_forked", [False, True])
 def test_reaper_of_its_own_orphans_hides_none_of_them(is_forked: bool) -> None:
-    limits = LIMITS.replace(block_timeout_s=0.3, interrupt_grace_s=0.1, memory_bytes=300 << 20, max_replay_s=0)
+    limits = LIMITS.replace(cpu_s=0.5, interrupt_grace_s=0.1, memory_bytes=150 << 20, max_replay_s=0)
     rows = Rows()
     with Sandbox(limits, "strict", warm=0) as sandbox:
         for what, does in HIDES.items():

@@ -16,7 +16,7 @@ LIMITS = Limits(
     memory_bytes=192 * MIB,
     scratch_bytes=16 * MIB,
     max_processes=32,
-    cpu_s=2.0,
+    cpu_s=1.0,
     interrupt_grace_s=0.3,
     max_repl_restarts=1000,
 )

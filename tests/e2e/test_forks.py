@@ -57,8 +57,7 @@ def test_two_hundred_forks_answer_from_their_own_variables(open_sandbox: Sandbox
         for number, fork in enumerate(forks):
             assert fork.execute(f"x.append({number})\nlarge[5] = {number}").status == "ok"
         for number, fork in enumerate(forks):
-            assert fork.get("x") == [0, number]
-            assert fork.execute("large[5]", value=True).value == number
+            assert fork.execute("x, large[5]", value=True).value == ([0, number], number)
         forks[7].execute("import os; os._exit(1)")
         assert forks[8].get("x") == [0, 8]
         for fork in forks:
@@ -148,6 +147,13 @@ def test_fork_that_comes_too_late_is_ended(open_sandbox: Sandbox) -> None:
         assert repl.get("x") == [0]
         with repl.fork() as fork:
             assert fork.get("x") == [0]
+
+
+def test_cpu_time_is_bounded_for_each(open_sandbox: Sandbox) -> None:
+    with open_sandbox.repl(limits=LIMITS.replace(cpu_s=0.2)) as original, original.fork() as fork:
+        for repl in (fork, original):
+            block = repl.execute("while True: pass")
+            assert (block.status, block.limit) == ("killed", "cpu_s")
 
 
 def test_memory_counts_for_all_and_ends_the_one_that_grows(open_sandbox: Sandbox) -> None:

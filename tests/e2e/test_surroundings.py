@@ -14,27 +14,34 @@ from rlm_broker import Sandbox, SandboxFailed
 from rlm_broker.cli.commands import DOCTOR
 from rlm_broker.sandbox.workers.fork_server import ForkServer
 from scripts.hosts.surroundings import CANNOT_BE_MADE, SURROUNDINGS
+from tests.support.forked_python import python
 from tests.support.launcher import needs_strict
 from tests.support.places import PROJECT
 from tests.support.tables import table
 
 WAIT_S = 100
 BROKER = [sys.executable, "-m", "rlm_broker"]
+IN_PLACE = """
+import os, runpy, sys, tempfile
+from scripts.hosts import surroundings
+
+def goes_on(_file, command):
+    sys.argv = command[2:]
+    tempfile.tempdir = None  # the folder that the process has found before
+    runpy.run_module("rlm_broker", run_name="__main__", alter_sys=True)
+
+os.execvp = goes_on
+surroundings.main()
+"""
+"""Program that makes the surroundings and goes on as `BROKER`: imports in a new process would take most of the time."""
 
 
 def run(names: str, *command: str, code: str = "") -> "subprocess.CompletedProcess[str]":
     """One command, with `code` as its input, within the surroundings `names`; skips the test where they cannot be made."""
     if os.getuid() != 0 and any(SURROUNDINGS[name].needs_root for name in names.split(",")):
         pytest.skip("only root can make this surrounding")
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.hosts.surroundings", names, *command],
-        cwd=PROJECT,
-        input=code,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
+    program = ["-c", IN_PLACE] if command[: len(BROKER)] == (*BROKER,) else ["-m", "scripts.hosts.surroundings"]
+    done = python(*program, names, *command, cwd=PROJECT, stdin=code, timeout=WAIT_S)
     if done.returncode == CANNOT_BE_MADE:
         pytest.skip(done.stderr.strip())
     assert "Traceback" not in done.stderr

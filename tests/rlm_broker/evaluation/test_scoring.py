@@ -80,5 +80,5 @@ def test_long_answers_are_scored_in_linear_time() -> None:
     """A long answer that nearly matches is scored at once: no pattern backtracks without bound."""
     pieces = ("2,", "answer is ", "not ", "2024-13 ", "of the 1 ", "perhaps ", "- ", "May 1st of ")
     keys = [Key("number", 7), Key("set", ("a",)), Key("absent", None, choices=("Ada",)), Key("date", "2020-02")]
-    for text in (piece * 40_000 for piece in pieces):
+    for text in (piece * 20_000 for piece in pieces):
         assert [score(text, key) for key in keys] == [0] * len(keys)

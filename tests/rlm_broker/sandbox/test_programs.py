@@ -503,8 +503,8 @@ def test_program_past_its_cpu_time_ends_alone(sandbox: Sandbox) -> None:
 
 async def test_cpu_time_of_programs_and_blocks_counts_apart(sandbox: Sandbox) -> None:
     """Each process takes less than the limit, and all together more: living, waited-for and orphaned ones."""
-    burn = "import time\nwhile time.process_time() < 0.8: pass"
-    async with sandbox.repl(limits=ReplLimits(cpu_s=2)) as repl:
+    burn = "import time\nwhile time.process_time() < 0.4: pass"
+    async with sandbox.repl(limits=ReplLimits(cpu_s=1)) as repl:
         await repl.files.awrite("burn.py", burn.encode())
         block = asyncio.create_task(
             repl.aexecute(f"import os, time\n{burn}\nwhile not os.path.exists('go'): time.sleep(0.01)")
