@@ -196,7 +196,7 @@ class ReplRecord:
     @property
     def blocks(self) -> int:
         """Number of its blocks."""
-        return sum(isinstance(each, RecordedBlock) for each in self.entries)
+        return len(_places(self.entries))
 
     @property
     def chars(self) -> int:
@@ -209,13 +209,8 @@ class ReplRecord:
         Args:
             blocks: Number of blocks.
         """
-        first = list[Entry]()
-        for entry in self.entries:
-            blocks -= isinstance(entry, RecordedBlock)
-            if blocks < 0:
-                break
-            first.append(entry)
-        return ReplRecord(first, self.seed, self.problem)
+        further = _places(self.entries)[max(blocks, 0) :]
+        return ReplRecord(self.entries[: further[0] if further else None], self.seed, self.problem)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the record to a file that its owner alone may read, and replace one of that name.
@@ -257,6 +252,11 @@ def _require_frames(given: Given) -> None:
         is_value = isinstance(message, Provide | Attach) and message.name == name
         if not is_value or frame[: PREFIX.size] != PREFIX.pack(len(payload)):
             raise ValueError(f"the value {name[:80]!r} is malformed")
+
+
+def _places(entries: Sequence[Entry]) -> list[int]:
+    """Return the places of the blocks among entries."""
+    return [place for place, each in enumerate(entries) if isinstance(each, RecordedBlock)]
 
 
 def _chars_of(entry: Entry) -> int:
@@ -346,8 +346,7 @@ class ReplRecorder:
 
     def place(self, blocks: int) -> int:
         """Return the place in `entries` right behind the first blocks."""
-        places = [place for place, each in enumerate(self.entries) if isinstance(each, RecordedBlock)]
-        return max(places[:blocks], default=-1) + 1
+        return max(_places(self.entries)[:blocks], default=-1) + 1
 
     def cut(self, blocks: int) -> None:
         """Drop all blocks but the first ones that have ended. What the REPL was given stays."""
