@@ -81,17 +81,5 @@ class Counting:
         rate = self.done / seconds if seconds > 0 else 0.0
         left = None if self.total is None else max(0, self.total - self.done - self.skipped)
         left_s = 0.0 if left == 0 else None if left is None or not rate else left / rate
-        return BatchProgress(
-            self.total,
-            self.done,
-            self.failed,
-            self.limited,
-            self.skipped,
-            self.failed_before,
-            self.running,
-            usage,
-            self.replayed,
-            seconds,
-            rate,
-            left_s,
-        )
+        counts = {name: count for name, count in vars(self).items() if name[0] != "_"}
+        return BatchProgress(**counts, usage=usage, seconds=seconds, rate=rate, left_s=left_s)

@@ -161,12 +161,7 @@ def _completion(
 
 
 def _answered(
-    rlm: RLM,
-    context: StoredContext,
-    question: str,
-    output_type: Any,
-    best_of: int | None,
-    resume: tuple[Path, ...],
+    rlm: RLM, context: StoredContext, question: str, output_type: Any, best_of: int | None, resume: tuple[Path, ...]
 ) -> Completion | BestOf:
     if best_of is not None:
         return rlm.best_of(best_of, context, question, output_type=output_type)

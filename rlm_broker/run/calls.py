@@ -108,14 +108,6 @@ class _Batch:
             self.places.append(place)
 
 
-class _Paid(msgspec.Struct, frozen=True):
-    """An answered call of an open block, and its memory in bytes."""
-
-    request: LMRequest
-    call: Call
-    size: int
-
-
 class BlockCalls:
     """Answered calls of the blocks of a tree. What a killed or interrupted block has paid for is not paid again.
 
@@ -124,13 +116,13 @@ class BlockCalls:
     answers, and each answers one equal request. Digests are made only then: no other run pays for them.
 
     Attributes:
-        open: Run → answered calls of its open block.
+        open: Run → answered calls of its open block: request, call, and memory in bytes.
         remembered: Number of answers that no request has taken.
         taken: Number of answers that were taken.
     """
 
     def __init__(self) -> None:
-        self.open: dict[str, list[_Paid]] = {}
+        self.open: dict[str, list[tuple[LMRequest, Call, int]]] = {}
         self.remembered = self.taken = 0
         self._answers = Remembered[bytes, Call]()
         self._size = 0
@@ -145,7 +137,7 @@ class BlockCalls:
         if made and (above := self._block_above(run)) is not None:
             above += made
         else:
-            self._size -= sum([paid.size for paid in made])
+            self._size -= sum([size for _, _, size in made])
 
     def add(self, run: str, request: LMRequest, call: Call) -> None:
         """Record an answered call of a run."""
@@ -155,16 +147,16 @@ class BlockCalls:
             said = message.content
             size += sys.getsizeof(said if isinstance(said, str) else repr(said))
         if block is not None and self._size + size <= MOST_PAID_BYTES:
-            block.append(_Paid(request, call, size))
+            block.append((request, call, size))
             self._size += size
 
     async def remember(self, run: str) -> int:
         """Make answers of the calls of a run's block that was cut short; return their number."""
         made, self.open[run] = self.open[run], []
-        self._size -= sum([paid.size for paid in made])  # now, since the run may be cancelled while it waits
-        for key, paid in zip(await _digests([paid.request for paid in made]), made, strict=True):
-            self._answers.add(key, paid.call)
-            self._size += _size_of(paid.call)
+        self._size -= sum([size for _, _, size in made])  # now, since the run may be cancelled while it waits
+        for key, (_, call, _) in zip(await _digests([request for request, _, _ in made]), made, strict=True):
+            self._answers.add(key, call)
+            self._size += _size_of(call)
         self.remembered += len(made)
         return len(made)
 
@@ -178,7 +170,7 @@ class BlockCalls:
             self.taken += 1
         return call
 
-    def _block_above(self, run: str) -> list[_Paid] | None:
+    def _block_above(self, run: str) -> list[tuple[LMRequest, Call, int]] | None:
         while run and run not in self.open:
             run = run.rpartition(".")[0]
         return self.open.get(run)

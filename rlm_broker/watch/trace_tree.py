@@ -73,7 +73,9 @@ class Trace:
             print(*Trace("run.jsonl").tree(), sep="\\n")
             ```
         """
-        return tree(self._path)
+        found = _runs(self._path)
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(run.tree for run in found), 1)}
+        return [line for run in found for line in _drawn(run, numbers)]
 
     def runs(self) -> list[dict[str, Any]]:
         """Return the same as plain values: for each run its name, question, model, calls, tokens, cost and end.
@@ -85,7 +87,7 @@ class Trace:
             print(sum(run["calls"] for run in Trace("run.jsonl").runs()))
             ```
         """
-        return runs(self._path)
+        return [{each.name: getattr(run, each.name) for each in fields(run)} for run in _runs(self._path)]
 
     def show(self, stream: TextIO | None = None) -> None:
         """Print all that the runs said and did, to stdout if no stream is given.
@@ -136,29 +138,8 @@ class Trace:
         write_otlp(self._path, Path(out))
 
 
-def tree(path: Path) -> list[str]:
-    """Return the runs of a trace in three lines each, children below their parents, one tree after the other.
-
-    Raises:
-        ConfigurationError: The file cannot be read, or is not a trace.
-    """
-    found = _runs(path)
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(run.tree for run in found), 1)}
-    return [line for run in found for line in _drawn(run, numbers)]
-
-
-def runs(path: Path) -> list[dict[str, Any]]:
-    """Return the same runs as plain values.
-
-    `duration_s` is None for a run without an end, and `cost_usd` without a known price.
-
-    Raises:
-        ConfigurationError: The file cannot be read, or is not a trace.
-    """
-    return [{each.name: getattr(run, each.name) for each in fields(run)} for run in _runs(path)]
-
-
 def _runs(path: Path) -> list[_Run]:
+    """Return the runs of a trace, children below their parents, one tree after the other."""
     trees: dict[str, dict[str, _Run]] = {}
     for event in events(path):
         _take(trees.setdefault(event.tree, {}).setdefault(event.run, _Run(event.run, event.tree)), event)

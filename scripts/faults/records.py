@@ -14,7 +14,7 @@ from rlm_broker.errors import ConfigurationError, RlmBrokerError
 from rlm_broker.events.trace import TraceWriter
 from rlm_broker.results import ChatMessage
 from rlm_broker.usage import Usage
-from rlm_broker.watch.trace_tree import tree
+from rlm_broker.watch.trace_tree import Trace
 from scripts.faults import processes
 from scripts.faults.cell import Report, Scene
 
@@ -51,10 +51,10 @@ def open_trace(path: Path, size_bytes: int) -> str:
     """Read a trace that was cut: what its whole lines say is shown."""
     whole = path.read_bytes()[:size_bytes].count(b"\n")
     if not whole:
-        tree(path)
+        Trace(path).tree()
         return ""
     try:
-        lines = tree(path)
+        lines = Trace(path).tree()
     except ConfigurationError as error:
         return f"{whole} whole lines, and none is shown: {error}"
     return "" if bool(whole) == bool(lines) else f"{whole} whole lines, and {len(lines)} runs shown"
@@ -141,7 +141,7 @@ def write_trace(path: Path, number: int) -> str:
 def look_at_trace(path: Path, _told: Sequence[str]) -> list[str]:
     """Every line is whole, and the file can be shown."""
     try:
-        return [] if tree(path) else ["the trace"]
+        return [] if Trace(path).tree() else ["the trace"]
     except RlmBrokerError as error:
         return [f"the trace: {error}"]
 

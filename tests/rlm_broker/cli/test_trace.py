@@ -11,7 +11,7 @@ from rlm_broker.events.trace import TraceWriter, events
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.watch.otlp import write_otlp
-from rlm_broker.watch.trace_tree import Trace, tree
+from rlm_broker.watch.trace_tree import Trace
 from tests.support.command import ENVIRONMENT, run, sentence
 from tests.support.forked_python import python
 
@@ -42,7 +42,7 @@ async def test_stopped_run_is_told_as_stopped(tmp_path: Path) -> None:
             if isinstance(event, BlockStarted):
                 going.stop()
         assert (await going).is_stopped
-    lines = tree(tmp_path / "run.jsonl")
+    lines = Trace(tmp_path / "run.jsonl").tree()
     assert "blocks 1 not ended, calls 1" in lines[1]
     assert lines[2].startswith("  stopped in ")
     assert "[depth 0] run 1: stopped after " in run("runs", "show", "--full", tmp_path / "run.jsonl").stdout
@@ -114,17 +114,17 @@ def test_trace_cut_anywhere_shows_what_its_whole_lines_say(tmp_path: Path) -> No
     whole = path.read_bytes()
     for size in range(whole.index(b"\n") + 1, len(whole), 3):  # the character has four bytes
         path.write_bytes(whole[:size])
-        assert tree(path)[0] == "1 [scripted] the question"
+        assert Trace(path).tree()[0] == "1 [scripted] the question"
     path.write_bytes(whole[:50])
     with pytest.raises(ConfigurationError, match="is not a trace: line 1"):
-        tree(path)
+        Trace(path).tree()
 
 
 def test_trace_of_text_with_half_a_character_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     with TraceWriter(path) as writer:
         RLM(ScriptedClient(["FINAL(\ud800)"]), on_event=writer).completion("c", "the question")
-    assert tree(path)[0] == "1 [scripted] the question"
+    assert Trace(path).tree()[0] == "1 [scripted] the question"
 
 
 HOSTILE = (

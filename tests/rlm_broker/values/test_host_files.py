@@ -12,9 +12,8 @@ from rlm_broker.values.host_files import refusal_told, replacement
 def test_file_is_replaced_once_its_successor_is_written(tmp_path: Path) -> None:
     file = tmp_path / "a"
     file.write_text("old")
-    with pytest.raises(ZeroDivisionError), replacement(file) as fresh:
-        fresh.write(b"half")
-        1 / 0  # noqa: B018
+    with pytest.raises(TypeError), replacement(file) as fresh:
+        fresh.writelines([b"half", None])  # type: ignore[list-item]
     assert ([*tmp_path.iterdir()], file.read_text()) == ([file], "old")
     with replacement(file) as fresh:
         fresh.write(b"new")
