@@ -10,7 +10,6 @@ A request is found by its digest, so no prompt is written down. An answer from t
 when it was paid, so the limits of a run hold over all processes. `replayed` says how much of that was paid before.
 """
 
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from functools import partial
 
@@ -20,9 +19,14 @@ from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.client_queue import OnRetry
 from rlm_broker.broker.clients.base import Client, LMRequest
 from rlm_broker.broker.clients.recording import request_digests
+from rlm_broker.limits import Limits
 from rlm_broker.results import Call, ChatMessage
-from rlm_broker.usage import Tally, Usage, UsageSummary
+from rlm_broker.run.ledger import NOTHING, Ledger
+from rlm_broker.usage import Usage, UsageSummary
 from rlm_broker.values.remembered import Remembered
+
+NO_LIMITS = Limits()
+"""Limits of a ledger that only counts: no call asks it."""
 
 
 class Turns:
@@ -74,7 +78,7 @@ class ItemCalls:
         self._sample = sample
         self._turns = turns
         self._spending = spending
-        self._paid = defaultdict[tuple[str, int], Tally](Tally)
+        self._paid = Ledger(NO_LIMITS)
         self._answers = Remembered[bytes, Call]()
         for each in earlier:
             self._answers.add(each.key, each.call)
@@ -89,18 +93,12 @@ class ItemCalls:
     @property
     def summary(self) -> UsageSummary:
         """Usage of all paid calls, by this process and by earlier ones, by model."""
-        sums = defaultdict[str, Usage](Usage)
-        for (model, _), paid in self._paid.items():
-            sums[model] += paid.usage
-        return UsageSummary(dict(sums))
+        return self._paid.summary()
 
     @property
     def by_depth(self) -> Mapping[int, Usage]:
         """The same usage by depth."""
-        sums = defaultdict[int, Usage](Usage)
-        for (_, depth), paid in sorted(self._paid.items(), key=lambda each: each[0][1]):
-            sums[depth] += paid.usage
-        return dict(sums)
+        return self._paid.by_depth()
 
     async def complete(
         self,
@@ -129,4 +127,5 @@ class ItemCalls:
         return call
 
     def _add(self, answered: AnsweredCall) -> None:
-        self._paid[answered.call.root_model, answered.depth].add(answered.call.usage)
+        call = answered.call
+        self._paid.settle(NOTHING, "", call.root_model, answered.depth, call.usage, len(call.response))

@@ -141,24 +141,20 @@ def result_line(
         turns: Turns of each run by its name, for conversations; None leaves them out.
         more: Further keys, for example `sample`.
     """
+    said = {
+        "parsed": None if result.parsed is None else jsonable(result.parsed),
+        "limit": result.limit,
+        "error": None if result.error is None else {"kind": result.error_kind, "message": result.error},
+        "usage": {model: usage.to_dict() for model, usage in result.usage.model_usage_summaries.items()},
+        "usage_by_depth": {str(depth): usage.to_dict() for depth, usage in result.usage_by_depth.items()},
+        "replayed": result.replayed.to_dict() if result.replayed.total_calls else None,
+        "seconds": round(result.seconds, 3),
+        "score": result.score,
+        "score_error": result.score_error,
+        "metadata": result.metadata or None,
+    }
     line: dict[str, Any] = {"id": result.id, **(more or {}), "status": result.status, "answer": result.answer}
-    if result.parsed is not None:
-        line["parsed"] = jsonable(result.parsed)
-    if result.limit is not None:
-        line["limit"] = result.limit
-    if result.error is not None:
-        line["error"] = {"kind": result.error_kind, "message": result.error}
-    line["usage"] = {model: usage.to_dict() for model, usage in result.usage.model_usage_summaries.items()}
-    line["usage_by_depth"] = {str(depth): usage.to_dict() for depth, usage in result.usage_by_depth.items()}
-    if result.replayed.total_calls:
-        line["replayed"] = result.replayed.to_dict()
-    line["seconds"] = round(result.seconds, 3)
-    if result.score is not None:
-        line["score"] = result.score
-    if result.score_error is not None:
-        line["score_error"] = result.score_error
-    if result.metadata:
-        line["metadata"] = result.metadata
+    line |= {name: value for name, value in said.items() if value is not None}
     if turns is not None:
         root = turns.get(ROOT_RUN)
         line["messages"] = _conversation(messages_of(result), () if root is None else root.answers)
