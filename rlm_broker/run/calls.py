@@ -154,7 +154,8 @@ class BlockCalls:
         """Make answers of the calls of a run's block that was cut short; return their number."""
         made, self.open[run] = self.open[run], []
         self._size -= sum([size for _, _, size in made])  # now, since the run may be cancelled while it waits
-        for key, (_, call, _) in zip(await _digests([request for request, _, _ in made]), made, strict=True):
+        keys = await _digests([request for request, _, _ in made]) if made else ()
+        for key, (_, call, _) in zip(keys, made, strict=True):
             self._answers.add(key, call)
             self._size += _size_of(call)
         self.remembered += len(made)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Final
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.event import Event
 from rlm_broker.events.trace import events
-from rlm_broker.values.host_files import refusal_told
+from rlm_broker.values.host_files import refusal_told, replacement
 from rlm_broker.watch.spans import AGENT, CHAT, Span, Spans, Value
 
 INTERNAL, CLIENT = 1, 3
@@ -43,16 +44,10 @@ def write_otlp(trace: Path, out: Path) -> None:
     lines = otlp_lines(trace)
     first = next(lines)
     with refusal_told(f"cannot write {out}"):
-        try:
-            file = out.open("x", encoding="utf-8")
-        except FileExistsError:
-            raise ConfigurationError(f"{out} exists: remove it, or write to another file") from None
-        try:
-            with file:
-                file.writelines(f"{line}\n" for line in chain([first], lines))
-        except BaseException:
-            out.unlink(missing_ok=True)
-            raise
+        if os.path.lexists(out):
+            raise ConfigurationError(f"{out} exists: remove it, or write to another file")
+        with replacement(out, 0o666) as file:
+            file.writelines(f"{line}\n".encode() for line in chain([first], lines))
 
 
 def otlp(events: Iterable[Event]) -> Iterator[str]:
