@@ -283,12 +283,7 @@ class Runner:
         messages, last = self.progress.messages, self.progress.trajectory[-1]
         if messages[-1].role == "assistant":
             parsed = await read_reply(last.reply)
-            turns_left = self._tree.limits.iterations(self._caller.depth) - last.number
-            then = self._says.reminder(turns_left, self._scarce())
-            most = most_shown(self._tree.limits.max_observation_chars, self._window)
-            not_run = (*parsed.not_run, *blocks_not_run(parsed, last.blocks))
-            messages.append(ChatMessage("user", observation(last.blocks, not_run, most, then)))
-            self.progress.mark(last.number)
+            self._observe(last.number, last.blocks, (*parsed.not_run, *blocks_not_run(parsed, last.blocks)), None)
         if self.progress.replaced:
             self._provide_history(repl)
         if (problem := repl.replayed.problem) is not None:
@@ -308,20 +303,27 @@ class Runner:
                 self._limit = "max_blocks"
             elif number == turns:
                 self._limit = "max_iterations"
-            is_last = self._limit is not None
-            then = self._says.last_request() if is_last else self._says.reminder(turns - number, self._scarce())
-            then = then if problem is None else f"{problem}\n\n{then}"
-            most = most_shown(self._tree.limits.max_observation_chars, self._window)
-            if hints := self._hints_on(blocks, most):
-                then = "\n\n".join([*hints, then])
-            told = observation(blocks, not_run, most, then, has_answer=problem is not None)
-            self.progress.messages.append(ChatMessage("user", told))
-            if not is_last:
-                self.progress.mark(number)
+            self._observe(number, blocks, not_run, problem)
             self._count_errors(blocks)
-            if is_last:
+            if self._limit is not None:
                 break
         return await self._last_answer(repl)
+
+    def _observe(self, number: int, blocks: Sequence[Block], not_run: Sequence[NotRun], problem: str | None) -> None:
+        """Tell the model the outcome of a turn, and why its answer is not taken."""
+        limits = self._tree.limits
+        if self._limit is None:
+            then = self._says.reminder(limits.iterations(self._caller.depth) - number, self._scarce())
+        else:
+            then = self._says.last_request()
+        then = then if problem is None else f"{problem}\n\n{then}"
+        most = most_shown(limits.max_observation_chars, self._window)
+        if hints := self._hints_on(blocks, most):
+            then = "\n\n".join([*hints, then])
+        told = observation(blocks, not_run, most, then, has_answer=problem is not None)
+        self.progress.messages.append(ChatMessage("user", told))
+        if self._limit is None:
+            self.progress.mark(number)
 
     async def _turn(self, repl: SandboxedRepl, number: int) -> tuple[ReplyAnswer | None, list[Block], Sequence[NotRun]]:
         self._emit(IterationStarted, number)
