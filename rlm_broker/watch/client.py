@@ -25,26 +25,6 @@ SILENT_S = 3 * messages.HEARTBEAT_S
 """Seconds without an event or a sign of life; then a followed process counts as hung."""
 
 
-async def processes(timeout_s: float = HUNG_S) -> list[ProcessStatus]:
-    """Ask all processes of this user with a control socket at once, and return their states, the oldest first.
-
-    Sockets of ended processes are removed. A process without an answer in time has `is_hung`.
-
-    Args:
-        timeout_s: Seconds for each answer.
-
-    Raises:
-        ConfigurationError: The folder of the sockets cannot be trusted.
-    """
-    with folder.opened() as place:
-        if place is None:
-            return []
-        places = asyncio.Semaphore(MOST_AT_A_TIME)
-        asked = [_status(place, name, timeout_s, places) for name in _names(place)]
-        found = [status for status in await asyncio.gather(*asked) if status is not None]
-    return sorted(found, key=lambda status: (status.started, status.pid))
-
-
 async def follow(pid: int, run: str, after: int = 0) -> AsyncIterator[bytes]:
     """Yield the events of a run as they happen, until its end: each as one line of a trace, without its newline.
 
@@ -65,33 +45,6 @@ async def follow(pid: int, run: str, after: int = 0) -> AsyncIterator[bytes]:
                 yield line
 
 
-async def stop(pid: int, target: str, now: bool = False) -> tuple[StopOutcome, ...]:
-    """Stop a run, a REPL or all of a process, and wait for the end up to `messages.STOP_WAIT_S`.
-
-    Args:
-        pid: Process of the run or REPL.
-        target: Id of a run or a REPL, or `messages.PROCESS` for all runs of the process, and all REPLs of no run.
-        now: Whether a run is cancelled, and a REPL closed. If not, a run ends with its best answer so far, and the
-            block of a REPL is interrupted.
-
-    Returns:
-        One outcome for each stopped run and REPL.
-
-    Raises:
-        ConfigurationError: There is no such process, run or REPL.
-        RlmBrokerError: The process hangs.
-    """
-    async with _process(pid) as peer:
-        try:
-            reply = await peer.ask(
-                messages.StopRequest(target=target, now=now), 2 * messages.STOP_WAIT_S + messages.REQUEST_S
-            )
-        except _PeerEnded:
-            return (StopOutcome("process", str(pid), "ended", has_ended=True),)
-    assert isinstance(reply, messages.StopReply)
-    return reply.outcomes
-
-
 class MachineRuns:
     """The runs and REPLs of this user's processes: what `rlm-broker runs`, `stop` and `view` see. It is a `LiveSource`.
 
@@ -105,8 +58,10 @@ class MachineRuns:
     def __init__(self) -> None:
         self._pids: dict[str, int] = {}
 
-    async def processes(self) -> list[ProcessStatus]:
+    async def processes(self, timeout_s: float = HUNG_S) -> list[ProcessStatus]:
         """Return what each process with a control socket does, the oldest first; see `ControlSocket`.
+
+        A process without an answer in time has `is_hung`. Sockets of ended processes are removed.
 
         Example:
             ```python
@@ -114,10 +69,19 @@ class MachineRuns:
                 return [process.pid for process in await MachineRuns().processes() if process.is_hung]
             ```
 
+        Args:
+            timeout_s: Seconds for each answer.
+
         Raises:
             ConfigurationError: The folder of the sockets cannot be trusted.
         """
-        return await processes()
+        with folder.opened() as place:
+            if place is None:
+                return []
+            places = asyncio.Semaphore(MOST_AT_A_TIME)
+            asked = [_status(place, name, timeout_s, places) for name in _names(place)]
+            found = [status for status in await asyncio.gather(*asked) if status is not None]
+        return sorted(found, key=lambda status: (status.started, status.pid))
 
     async def end(self, pid: int, target: str | None = None, now: bool = False) -> tuple[StopOutcome, ...]:
         """Stop a run, a REPL, or all of a process, and wait some seconds for the end.
@@ -141,11 +105,18 @@ class MachineRuns:
             ConfigurationError: There is no such process, run or REPL.
             RlmBrokerError: The process hangs.
         """
-        return await stop(pid, messages.PROCESS if target is None else target, now)
+        request = messages.StopRequest(target=messages.PROCESS if target is None else target, now=now)
+        async with _process(pid) as peer:
+            try:
+                reply = await peer.ask(request, 2 * messages.STOP_WAIT_S + messages.REQUEST_S)
+            except _PeerEnded:
+                return (StopOutcome("process", str(pid), "ended", has_ended=True),)
+        assert isinstance(reply, messages.StopReply)
+        return reply.outcomes
 
     async def runs(self) -> Sequence[RunStatus]:
         """Return the runs of all processes that answer."""
-        found = [run for process in await processes() for run in process.runs]
+        found = [run for process in await self.processes() for run in process.runs]
         self._pids = {run.id: run.pid for run in found}
         return found
 
@@ -166,7 +137,7 @@ class MachineRuns:
             RlmBrokerError: Its process hangs.
         """
         try:
-            return bool(await stop(await self._pid(run), run, now))
+            return bool(await self.end(await self._pid(run), run, now))
         except (LookupError, ConfigurationError):
             return False
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rlm_broker.watch.client import processes
+from rlm_broker.watch.client import MachineRuns
 from rlm_broker.watch.messages import ProcessStatus
 from tests.support.command import ENVIRONMENT
 from tests.support.forked_python import Python, python
@@ -65,7 +65,7 @@ async def seen(pid: int, is_so: Callable[[ProcessStatus], Any]) -> ProcessStatus
     """
     async with asyncio.timeout(WAIT_S):
         while True:
-            for found in await processes():
+            for found in await MachineRuns().processes():
                 if found.pid == pid and is_so(found):
                     return found
             await asyncio.sleep(0.02)

@@ -9,6 +9,7 @@ import pytest
 
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
 from rlm_broker.watch import client, folder
+from rlm_broker.watch.client import MachineRuns
 from rlm_broker.watch.messages import PROCESS
 from tests.support.controlled import SPINS, command, library, seen
 from tests.support.skips import NEEDS_ROOT
@@ -27,7 +28,7 @@ async def test_all_processes_tell_what_they_do(program: Path) -> None:
         of_exec = await seen(runs.pid, lambda found: any(repl.state == "busy" for repl in found.repls))
         await seen(answers.pid, lambda found: any(run.doing == "runs block 1" for run in found.runs))
         of_library = await seen(answers.pid, lambda found: any(repl.memory_bytes for repl in found.repls))
-        found = await client.processes(WAIT_S)
+        found = await MachineRuns().processes(WAIT_S)
     assert {status.pid for status in found} == {runs.pid, answers.pid}
     assert (of_exec.command, of_library.command) == ("exec", "python")
     assert of_exec.runs == ()
@@ -59,11 +60,11 @@ async def test_full_queue_of_connections_is_a_hung_process() -> None:
         listening.bind(folder.address(place, name))
         listening.listen(0)
         waiting = [client._connected(place, name)]
-        (found,) = await client.processes()
+        (found,) = await MachineRuns().processes()
         assert found.is_hung
         assert (found.pid, found.command) == (os.getpid(), "serve")
         with pytest.raises(RlmBrokerError, match="does not answer"):
-            await client.stop(os.getpid(), PROCESS)
+            await MachineRuns().end(os.getpid(), PROCESS)
         for each in waiting:
             assert each is not None
             each.close()
@@ -75,7 +76,7 @@ async def test_socket_of_a_killed_process_is_removed(program: Path, tmp_path: Pa
         killed.kill()
         killed.wait()
     assert len(list((tmp_path / "rlm-broker").iterdir())) == 1
-    assert await client.processes(WAIT_S) == []
+    assert await MachineRuns().processes(WAIT_S) == []
     assert list((tmp_path / "rlm-broker").iterdir()) == []
 
 
@@ -91,12 +92,12 @@ async def test_followed_process_that_is_killed_is_named() -> None:
 
 
 async def test_folder_without_a_socket_has_no_process_and_keeps_other_files(tmp_path: Path) -> None:
-    assert await client.processes() == []
+    assert await MachineRuns().processes() == []
     with pytest.raises(ConfigurationError, match="there is no process 1 with a control socket"):
-        await client.stop(1, PROCESS)
+        await MachineRuns().end(1, PROCESS)
     with folder.opened(makes=True):
         (tmp_path / "rlm-broker" / "notes").write_text("mine")
-    assert await client.processes() == []
+    assert await MachineRuns().processes() == []
     assert (tmp_path / "rlm-broker" / "notes").read_text() == "mine"
 
 
@@ -113,9 +114,9 @@ async def test_reply_that_is_no_status_is_a_hung_process() -> None:
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(folder.address(place, folder.SocketName.own("serve")))
         async with await asyncio.start_unix_server(answer, sock=listening):
-            (found,) = await client.processes(WAIT_S)
+            (found,) = await MachineRuns().processes(WAIT_S)
             with pytest.raises(RlmBrokerError, match="is of another release"):
-                await client.stop(os.getpid(), PROCESS)
+                await MachineRuns().end(os.getpid(), PROCESS)
     assert found.is_hung
 
 
@@ -129,4 +130,4 @@ async def test_socket_of_another_user_is_not_asked() -> None:
             listening.listen()
         finally:
             os.seteuid(0)
-        assert await client.processes(WAIT_S) == []
+        assert await MachineRuns().processes(WAIT_S) == []

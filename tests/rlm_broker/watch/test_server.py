@@ -18,6 +18,7 @@ from rlm_broker.events.trace import TraceWriter
 from rlm_broker.rlm import RLM
 from rlm_broker.watch import board, client, folder, messages, server
 from rlm_broker.watch.board import BOARD
+from rlm_broker.watch.client import MachineRuns
 from rlm_broker.watch.messages import (
     MAX_REQUEST_BYTES,
     PROCESS,
@@ -116,7 +117,7 @@ async def test_frame_that_cannot_be_read_ends_its_connection(tmp_path: Path) -> 
             writer.write(sent)
             writer.write_eof()
             await ended(reader)
-    (status,) = await client.processes(WAIT_S)
+    (status,) = await MachineRuns().processes(WAIT_S)
     assert (status.pid, status.command) == (HERE, "serve")
     assert status.memory_bytes > 1 << 20
 
@@ -200,7 +201,7 @@ async def test_stopped_run_has_its_best_answer() -> None:
         run = rlm.start("abc", "How long?")
         async for line in client.follow(HERE, run.id):
             if json.loads(line)["event"] == "block_started":
-                (outcome,) = await client.stop(HERE, run.id)
+                (outcome,) = await MachineRuns().end(HERE, run.id)
         completion = await run
     assert (outcome.kind, outcome.id, outcome.state, outcome.has_ended) == ("run", run.id, "stopped", True)
     assert (completion.is_stopped, completion.response) == (True, "I guess 3.")
@@ -210,7 +211,7 @@ async def test_stopped_run_has_its_best_answer() -> None:
 async def test_all_of_a_process_is_stopped() -> None:
     async with RLM(Hanging()) as rlm, rlm.sandbox.repl() as own:
         runs = [rlm.start("abc", "How long?") for _ in range(2)]
-        outcomes = await client.stop(HERE, PROCESS, now=True)
+        outcomes = await MachineRuns().end(HERE, PROCESS, now=True)
         assert [(each.kind, each.state) for each in outcomes] == [*[("run", "cancelled")] * 2, ("repl", "closed")]
         assert all(run.is_done for run in runs)
         assert own.is_closed
@@ -223,14 +224,14 @@ async def test_server_decides_how_it_stops() -> None:
         asked.append(now)
 
     with ControlSocket("serve", on_stop):
-        (outcome,) = await client.stop(HERE, PROCESS)
+        (outcome,) = await MachineRuns().end(HERE, PROCESS)
     assert (asked, outcome.kind, outcome.state) == ([False], "process", "stopping")
 
 
 @pytest.mark.usefixtures("control")
 async def test_unknown_run_cannot_be_stopped_or_followed() -> None:
     with pytest.raises(ConfigurationError, match="has no run and no REPL 'other'"):
-        await client.stop(HERE, "other")
+        await MachineRuns().end(HERE, "other")
     with pytest.raises(ConfigurationError, match="is not, or no longer, a run"):
         await anext(client.follow(HERE, "other"))
 
