@@ -310,7 +310,9 @@ async def test_file_written_after_a_lost_worker_loses_no_variables() -> None:
     async with Sandbox(LIMITS, "standard", warm=0) as sandbox, sandbox.repl() as repl:
         repl.kills_when_cancelled = True
         await repl.aexecute("x = 1")
+        worker = repl._worker.worker
         await cancelled(repl, "print(1, flush=True)\nwhile True: pass", also_init=True)
+        await worker.gone.wait()
         await repl.files.awrite("file", b"text")
         assert await repl.aget("x") == 1
         assert await repl.files.aread("file") == b"text"
