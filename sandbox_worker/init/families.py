@@ -229,9 +229,17 @@ class Family:
             return "its socket is full"
         status = self._proc.status(of.pid or 0) or Status()
         self._moments += 1
-        of.hub = _Hub(own, self._moments, status.memory_bytes - status.table_bytes)
-        self._events.listen(own.fileno(), lambda *_: self.end_hub(of))  # it never says anything
+        of.hub = hub = _Hub(own, self._moments, status.memory_bytes - status.table_bytes)
+        self._events.listen(own.fileno(), lambda *_: self._hear_end(of, hub))  # it never says anything
         return None
+
+    def _hear_end(self, of: LivingRepl, hub: _Hub) -> None:
+        """Take what keepers have said before their hub ended, such as why it cannot fork."""
+        for speaking in [*hub.waiting]:
+            if of.hub is hub:
+                self._hear_new(of, hub, speaking)
+        if of.hub is hub:
+            self.end_hub(of)
 
     def _ask(self, of: LivingRepl, packet: bytes, fork: LivingRepl, given: list[int]) -> None:
         """Ask the hub of a REPL for a fork. It hears of it when it has become one."""

@@ -201,7 +201,9 @@ class Init:
 
     @property
     def _has_to_watch(self) -> bool:
-        return self._is_watched and (any(each.pid is not None for each in self._repls) or bool(self._programs))
+        return self._is_watched and (
+            self._repl.pid is not None or bool(self._programs) or any(each.pid is not None for each in self._repls)
+        )
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
