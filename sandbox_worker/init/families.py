@@ -229,9 +229,17 @@ class Family:
             return "its socket is full"
         status = self._proc.status(of.pid or 0) or Status()
         self._moments += 1
-        hub = of.hub = _Hub(own, self._moments, status.memory_bytes - status.table_bytes)
-        self._events.listen(own.fileno(), lambda *_: self._hear_end(of, hub))
+        of.hub = hub = _Hub(own, self._moments, status.memory_bytes - status.table_bytes)
+        self._events.listen(own.fileno(), lambda *_: self._hear_end(of, hub))  # it never says anything
         return None
+
+    def _hear_end(self, of: LivingRepl, hub: _Hub) -> None:
+        """Take what keepers have said before their hub ended, such as why it cannot fork."""
+        for speaking in [*hub.waiting]:
+            if of.hub is hub:
+                self._hear_new(of, hub, speaking)
+        if of.hub is hub:
+            self.end_hub(of)
 
     def _ask(self, of: LivingRepl, packet: bytes, fork: LivingRepl, given: list[int]) -> None:
         """Ask the hub of a REPL for a fork. It hears of it when it has become one."""
@@ -243,13 +251,6 @@ class Family:
         self._events.listen(own.fileno(), lambda *_: self._hear_new(of, hub, own))
         with theirs, contextlib.suppress(OSError):  # it has ended, as the keeper's socket says, too
             send(hub.speaking, packet, (theirs.fileno(), self._ruleset, *given))
-
-    def _hear_end(self, of: LivingRepl, hub: _Hub) -> None:
-        """Take the end of a hub. What keepers have said before comes first: it may be why there is no fork."""
-        for speaking in [*hub.waiting]:
-            if of.hub is hub:
-                self._hear_new(of, hub, speaking)
-        self.end_hub(of)
 
     def _hear_new(self, of: LivingRepl, hub: _Hub, speaking: socket.socket) -> None:
         """Take what a new keeper says of itself and of its REPL."""

@@ -42,26 +42,22 @@ from sandbox_worker.wire.control import (
     EndHub,
     EndProgram,
     Exceeded,
+    FileRequest,
     ForkRepl,
     Hand,
     Handed,
     Interrupt,
     Interrupted,
     LastSeen,
-    ListFolder,
     Load,
     Loaded,
-    OpenToRead,
-    OpenToWrite,
     Prepared,
-    RemoveFile,
     Resume,
     RunProgram,
     Spawn,
     Start,
     Stop,
     Stopped,
-    ToInit,
     unpack_to_init,
 )
 from sandbox_worker.wire.descriptors import CONTROL_FD
@@ -71,6 +67,10 @@ from sandbox_worker.wire.names import CONTEXT
 EXPLAIN_QUICKLY_S = 0.02
 """Seconds to wait for the stack of a REPL that is past a limit. The REPL still runs, so the wait is shorter than
 `EXPLAIN_S`."""
+
+
+QuickRequest = Start | Resume | Checkpoint | ForkRepl | Hand | Interrupt | Drain | Stop | FileRequest
+"""Requests that are answered at once."""
 
 
 def handle_no_signals() -> None:
@@ -201,7 +201,9 @@ class Init:
 
     @property
     def _has_to_watch(self) -> bool:
-        return self._is_watched and (any(each.pid is not None for each in self._repls) or bool(self._programs))
+        return self._is_watched and (
+            self._repl.pid is not None or bool(self._programs) or any(each.pid is not None for each in self._repls)
+        )
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -233,7 +235,7 @@ class Init:
             case request:
                 of.control.say(*self._answered(of, request, fds))
 
-    def _answered(self, of: LivingRepl, request: ToInit, fds: list[int]) -> tuple[Control, *tuple[int, ...]]:
+    def _answered(self, of: LivingRepl, request: QuickRequest, fds: list[int]) -> tuple[Control, *tuple[int, ...]]:
         """Return the answer and the descriptors to send with it."""
         match request:
             case Interrupt(block=block):
@@ -249,23 +251,19 @@ class Init:
                 return (Stopped(post_mortem=post_mortem, checkpoints=self._checkpoints.numbers),)
             case Resume(number=number) if not self._is_family:
                 return (Handed(taken=self._resume(number, fds[0])),)
+            case Start() | Resume():
+                os.close(fds[0])
+                return (Handed(taken=False),)
+            case Checkpoint() if self._is_family:
+                return (Prepared("it was forked, or is a fork"),)
             case Checkpoint(number=number):
-                return (Prepared(self._checkpoint_problem(number)),)
+                return (Prepared(self._checkpoints.prepare(number, self._inherited_bytes())),)
             case ForkRepl(needs_hub=needs_hub):
                 return (Prepared(self._fork_problem(of, needs_hub, fds)),)
             case Hand():
                 return (Handed(taken=of.hands is not None and of.hands.hand(fds[0])),)
-            case OpenToRead() | OpenToWrite() | ListFolder() | RemoveFile():
-                said, opened = files.answer(request, self._scratch)
-                return said, *opened
-        for fd in fds:
-            os.close(fd)
-        return (Handed(taken=False),)
-
-    def _checkpoint_problem(self, number: int) -> str | None:
-        if self._is_family:
-            return "it was forked, or is a fork"
-        return self._checkpoints.prepare(number, self._inherited_bytes())
+        said, opened = files.answer(request, self._scratch)
+        return said, *opened
 
     def _fork_problem(self, of: LivingRepl, needs_hub: bool, fds: list[int]) -> str | None:
         if not self._proc.is_own:

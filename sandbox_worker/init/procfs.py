@@ -111,7 +111,7 @@ class Proc:
         self._strangers &= others
         parents = {}
         for pid in others - self._below - self._strangers:
-            if (status := self._status(str(pid))) is not None:
+            if (status := self._status(str(pid), pid)) is not None:
                 parents[pid] = status.parent
         grown = True
         while grown and parents:
@@ -126,25 +126,25 @@ class Proc:
 
     def status(self, pid: int) -> Status | None:
         """Return threads and memory of a process, or None if it has ended."""
-        status = self._status(str(pid))
+        status = self._status(str(pid), pid)
         if status is not None and status.threads > 1 and not status.table_bytes:  # the first thread has ended
             return self._status_from_another_thread(pid, status)
-        return None if status is None else status._replace(speaker=pid)
+        return status
 
     def _status_from_another_thread(self, pid: int, status: Status) -> Status:
         known: set[str] = set()
         for _ in range(_LISTINGS):
             threads = set(self._names(f"{pid}/task"))
             for thread in threads:
-                other = self._status(f"{pid}/task/{thread}")
+                other = self._status(f"{pid}/task/{thread}", int(thread))
                 if other is not None and other.table_bytes:
-                    return other._replace(speaker=int(thread))
+                    return other
             if threads <= known:  # no new threads: the process is exiting, and its memory is freed
-                return status._replace(speaker=pid)
+                return status
             known = threads
-        return status._replace(speaker=pid, is_hidden=True)
+        return status._replace(is_hidden=True)
 
-    def _status(self, path: str) -> Status | None:
+    def _status(self, path: str, speaker: int) -> Status | None:
         """Read one thread's status file. It shows no memory if that thread has ended while others live."""
         kilobytes = tables = threads = parent = 0
         for line in self._read(f"{path}/status").splitlines():
@@ -156,7 +156,7 @@ class Proc:
                 threads = int(line.split()[1])
             elif line.startswith(b"PPid:"):
                 parent = int(line.split()[1])
-        return Status(parent, threads, kilobytes * 1024, tables * 1024) if threads else None
+        return Status(parent, threads, kilobytes * 1024, tables * 1024, speaker) if threads else None
 
     def times(self, pid: int) -> Times:
         """Return the activity of a process; all zero if it has ended."""

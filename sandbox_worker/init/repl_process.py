@@ -177,7 +177,8 @@ class ReplProcess(LivingRepl):
         bounds, preloaded = self._bounds, self._preloaded
         reserve = Reserve(bounds.later_context_bytes)
         channel = Channel(connection, bounds.max_frame_bytes, interrupts, reserve)
-        begin_with(preloaded.seed if self._seed is None else self._seed)
+        if (seed := preloaded.seed if self._seed is None else self._seed) is not None:
+            begin_with(seed)
         memory_reserve.report_memory(bounds.memory_bytes)
         rest = preloaded.variables, preloaded.undecoded, self._mapping_works, self._become_hub
         return Repl(preloaded.contexts, channel, interrupts, reserve, bounds, self.bell, *rest)

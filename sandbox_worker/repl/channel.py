@@ -116,8 +116,9 @@ class Channel:
         self._block: int | None = None
         self._someone_reads = False
         self._waiters = 0
-        lost = Reply("", [Slot(error=error)])
-        self._replies = {id: self._replies.get(id, lost) for id in self._wanted}
+        came, self._replies = self._replies, {}
+        for query_id in self._wanted:
+            self._replies[query_id] = came.get(query_id) or Reply("", [Slot(error=error)])
         self._reads: list[Read] = []
         self._next: Execute | None = None
         self._provided: list[Given] = []

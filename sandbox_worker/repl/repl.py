@@ -495,14 +495,16 @@ class Repl:
 
     def _changes(self) -> Changes | None:
         """Return the variables before a block; None if there is not enough memory."""
-        with contextlib.suppress(MemoryError):
+        try:
             return Changes(self._variables())
-        return None
+        except MemoryError:
+            return None
 
     def _changed(self, changes: Changes) -> list[VariableFact]:
-        with contextlib.suppress(MemoryError):
+        try:
             return changes.made(self._variables(), [] if (code := self._executor.compiled) is None else [code])
-        return []
+        except MemoryError:
+            return []
 
     def _show_vars(self) -> dict[str, str]:
         """Return name → type of the existing variables."""

@@ -52,6 +52,7 @@ REPL_ENDED = struct.Struct("=i")
 
 
 _INT = struct.Struct("=i")
+_FD_BYTES = _INT.size
 _CLOSE_ON_EXEC, _CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
 """The flags as integers: `|` and `&` of an enum member run five functions of `enum`."""
 
@@ -84,11 +85,11 @@ def receive(connected: socket.socket, most_bytes: int, most_fds: int, flags: int
         OSError: `recvmsg` failed.
     """
     fds = array.array("i")
-    beside = socket.CMSG_LEN(most_fds * _INT.size)
+    beside = socket.CMSG_LEN(most_fds * _FD_BYTES)
     packet, received, told, _ = connected.recvmsg(most_bytes, beside, flags | _CLOSE_ON_EXEC)
     for level, kind, data in received:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(data[: len(data) - len(data) % _INT.size])
+            fds.frombytes(data[: len(data) - len(data) % _FD_BYTES])
     if told & _CUT:
         for fd in fds:
             os.close(fd)

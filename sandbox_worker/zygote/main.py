@@ -96,6 +96,7 @@ def main(control_fd: int, orchestrator: int) -> NoReturn:
     syscalls.collapse_own_memory()
     init.handle_no_signals()
     have_no_threads()
+    _streams = sys.stdout, sys.stderr  # else the first block of each REPL, which replaces them, would close them
     if shared.level.has_own_root:
         init.live_in(SCRATCH)
     # Keep the collector of workers away from inherited objects: it writes to each object's header, and so would copy
