@@ -100,6 +100,8 @@ def become_hub(handed: HandedDescriptors, landlock_abi: int, copies: int) -> mma
         os.close(fd)
     may_have_threads()
     restore_random()
+    with contextlib.suppress(ChildProcessError):  # if it goes on in this process: all keepers end, none as a zombie
+        os.waitpid(-1, 0)
     if on_child is not None:
         signal.signal(signal.SIGCHLD, on_child)
     return bell

@@ -72,7 +72,7 @@ async def test_block_ignoring_the_interrupt_is_killed(loop_sandbox: Sandbox) -> 
         await repl.ainterrupt()
         block = await task
         assert (block.status, block.limit) == ("killed", None)
-        assert "it was interrupted by its caller and did not react to the interrupt" in (block.error or "")
+        assert "it was interrupted by its caller, and did not react to the interrupt" in (block.error or "")
         assert (await repl.aexecute("1")).stdout == "1\n"
 
 

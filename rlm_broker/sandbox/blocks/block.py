@@ -191,7 +191,7 @@ class BlockRun:
                 case "interrupt":
                     await to_its_end(self._interrupted)
                 case "kill":
-                    self.killed_because = f"it {self.clock.over} and did not react to the interrupt"
+                    self.killed_because = f"it {self.clock.over}, and did not react to the interrupt"
                     return False
             now = time.monotonic()
             if now >= self._begins_at:
