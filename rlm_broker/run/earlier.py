@@ -328,10 +328,7 @@ def from_trace(trace: FilePath | Sequence[FilePath]) -> Earlier:
         ConfigurationError: A file cannot be read or is not a trace, each of its runs has answered, or it lacks what is
             needed to go on.
     """
-    require_kind("trace", trace, str, PathLike, Sequence)
-    paths = [*map(Path, [trace] if isinstance(trace, str | PathLike) else trace)]
-    if not paths:
-        raise ConfigurationError("name a trace to go on from: the list of traces is empty")
+    paths = _paths(trace)
     where = paths[-1]
     trees = defaultdict[str, list[Event]](list)
     for event in itertools.chain.from_iterable(map(events, paths)):
@@ -361,6 +358,18 @@ def from_trace(trace: FilePath | Sequence[FilePath]) -> Earlier:
     context = context_facts(traced.type, traced.chars, traced.parts)
     question = None if traced.is_task else started.question
     return Earlier(started.tree, progress, context, question, retold.spent, started.metadata)
+
+
+def _paths(trace: FilePath | Sequence[FilePath]) -> list[Path]:
+    require_kind("trace", trace, str, PathLike, Sequence)
+    paths = [trace] if isinstance(trace, str | PathLike) else trace
+    if not paths:
+        raise ConfigurationError("name a trace to go on from: the list of traces is empty")
+    for each in paths:
+        require_kind("trace", each, str, PathLike)
+        if (path := Path(each)).exists() and not path.is_file():  # a pipe waits for its writer, and can be read once
+            raise ConfigurationError(f"{path} is not a regular file: write the trace to one")
+    return [*map(Path, paths)]
 
 
 def _done(trees: Mapping[str, Sequence[Event]], roots: Mapping[str, RunStarted]) -> set[str]:

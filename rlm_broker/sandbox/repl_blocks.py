@@ -187,7 +187,7 @@ class ReplBlocks:
             told.append(f"There was no checkpoint of its variables: {why}")
         if self.replayed.problem is not None and self._limits.max_replay_s:
             back = "No variables" if undone is None else "Not all variables"
-            told.append(f"{back} came back: {self.replayed.problem}")
+            told.append(f"{back} came back as they were: {self.replayed.problem}")
         elif self.replayed.blocks and self._are_files_lost:
             told.append("Files that the killed block wrote are gone")
         return told

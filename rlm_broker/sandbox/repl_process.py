@@ -194,6 +194,7 @@ class ReplWorker:
         fork = ReplWorker(self._workers, self._context.another(), self._limits, provisions, recorder)
         fork.started, fork.connection, fork.is_open = forked, forked.connection, True
         fork.checkpoints.blocks = self.checkpoints.blocks
+        fork.checkpoints.given_up()
         forked.connection.on_answered = recorder.answered
         self._workers.hold(fork._context)
         return fork

@@ -15,7 +15,7 @@ from sandbox_worker.init.families import LivingRepl
 from sandbox_worker.init.procfs import Proc, Status
 from sandbox_worker.init.sockets import Events, send
 from sandbox_worker.wire.bounds import ReplBounds
-from sandbox_worker.wire.control import Checkpointed
+from sandbox_worker.wire.control import NO_FREEZING, Checkpointed
 from sandbox_worker.wire.descriptors import A_CHECKPOINT, CHECKPOINT_MADE, GO_ON
 
 COPIED_BYTES_IN_1_S = 8 << 30
@@ -79,7 +79,7 @@ class FrozenCopies:
         self.hear()
         hands, pid = self._repl.hands, self._repl.pid
         if hands is None or not self._proc.is_own:
-            return "its sandbox cannot freeze processes"
+            return NO_FREEZING
         status = (self._proc.status(pid) if pid else None) or Status()
         if status.threads != 1:
             return "threads that an earlier block has left were running"

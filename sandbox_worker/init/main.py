@@ -32,6 +32,8 @@ from sandbox_worker.loading.form import ContextPiece
 from sandbox_worker.repl.memory_reserve import reserved_bytes
 from sandbox_worker.wire.bounds import WATCHED, WatchedLimit
 from sandbox_worker.wire.control import (
+    IN_FAMILY,
+    NO_FREEZING,
     Begin,
     Burned,
     Checkpoint,
@@ -255,7 +257,7 @@ class Init:
                 os.close(fds[0])
                 return (Handed(taken=False),)
             case Checkpoint() if self._is_family:
-                return (Prepared("it was forked, or is a fork"),)
+                return (Prepared(IN_FAMILY),)
             case Checkpoint(number=number):
                 return (Prepared(self._checkpoints.prepare(number, self._inherited_bytes())),)
             case ForkRepl(needs_hub=needs_hub):
@@ -269,7 +271,7 @@ class Init:
         if not self._proc.is_own:
             for fd in fds:
                 os.close(fd)
-            return "its sandbox cannot freeze processes"
+            return NO_FREEZING
         self._begin_to_watch()
         self._checkpoints.hear()
         self._checkpoints.wait_for_ends()

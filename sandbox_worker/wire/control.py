@@ -26,6 +26,10 @@ EntryKind = Literal["file", "folder", "link", "other"]
 InitStep = Literal["lock down", "load", "start", "go on", "speak", "fork"]
 """Step of init at its failure. The orchestrator itself uses "speak", after a packet without a valid message."""
 
+NO_FREEZING = "its sandbox cannot freeze processes, which takes isolation level 'strict' with a /proc of its own"
+IN_FAMILY = "it was forked, or is a fork"
+"""Reasons of init why there can be no checkpoint, each as one clause."""
+
 ROOT = b"/"
 """First name of an absolute path, as the REPL's code sees it. Any other path begins in the scratch folder."""
 Path = Annotated[list[bytes], msgspec.Meta(min_length=1)]

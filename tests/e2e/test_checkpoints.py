@@ -192,7 +192,7 @@ def test_rollback_goes_back_by_blocks(open_sandbox: Sandbox) -> None:
         assert repl.rollback() == 1  # before the block that has read them
         assert repl.rollback() == 1  # an older checkpoint has stayed
         assert repl.get("seen") == [0, 1, 2]
-        with pytest.raises(ConfigurationError, match="to go back to: no block has made one since"):
+        with pytest.raises(ConfigurationError, match="to go back to: no block has made one that is left"):
             repl.rollback()
         assert repl.get("seen") == [0, 1, 2]
         until_now(lambda: len(init.children(recursive=True)) == 1)

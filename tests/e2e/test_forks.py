@@ -130,7 +130,7 @@ def test_family_cannot_be_rolled_back_and_goes_on(open_sandbox: Sandbox) -> None
         assert repl.rollback() == 1
         with repl.fork() as fork:
             for each in (fork, repl):
-                with pytest.raises(ConfigurationError, match="there is no checkpoint to go back to"):
+                with pytest.raises(ConfigurationError, match="to go back to: it was forked, or is a fork"):
                     each.rollback()
                 assert each.get("x") == 1
             assert fork.record.blocks == 2

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import msgspec
@@ -437,6 +437,12 @@ def test_named_pipe_without_a_writer_is_no_record(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigurationError, match="is not a regular file"):
         ReplRecord.load(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("blocks", [-1, 1.0, "1", None, True])
+def test_record_has_a_whole_number_of_first_blocks(blocks: object) -> None:
+    with pytest.raises(ConfigurationError, match="give a number of blocks, from 0 on"):
+        ReplRecord().until(cast("int", blocks))
 
 
 @table("kind", UNREADABLE)

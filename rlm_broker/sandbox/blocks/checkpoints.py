@@ -13,7 +13,7 @@ from typing import Final
 
 from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.errors import ConfigurationError
-from sandbox_worker.wire.control import Checkpointed
+from sandbox_worker.wire.control import IN_FAMILY, Checkpointed
 
 WORTH = 20
 """Ratio of the seconds that a kill would lose to those that a checkpoint costs, above which one is made."""
@@ -23,7 +23,7 @@ REPL of short blocks makes none, and a kill loses half a second of work that is 
 NONE: Final = MappingProxyType(
     {
         "auto": 'none was worth its cost yet, and checkpoint="each" makes one before each block',
-        "each": "no block has made one since",
+        "each": "no block has made one that is left",
         "never": "its isolation or its limit `checkpoint` permits none",
     }
 )
@@ -109,8 +109,8 @@ class Checkpoints:
             self._cost_s = max(LEAST_COST_S, said.cost_s if math.isfinite(said.cost_s) else 0.0)
 
     def given_up(self) -> None:
-        """Record that init gives up all, since the REPL is forked."""
-        self._asked, self._made = None, []
+        """Record that init gives up all, since the REPL is forked; or has none of a fork."""
+        self._asked, self._made, self.problem = None, [], IN_FAMILY
 
     def block_ended(self, seconds: float) -> None:
         """Count a block whose variables a kill would lose."""

@@ -208,8 +208,13 @@ class ReplRecord:
 
         Args:
             blocks: Number of blocks.
+
+        Raises:
+            ConfigurationError: `blocks` is no number of blocks.
         """
-        further = _places(self.entries)[max(blocks, 0) :]
+        if type(blocks) is not int or blocks < 0:
+            raise ConfigurationError(f"blocks = {blocks!r}: give a number of blocks, from 0 on")
+        further = _places(self.entries)[blocks:]
         return ReplRecord(self.entries[: further[0] if further else None], self.seed, self.problem)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -223,6 +223,7 @@ def test_trace_that_cannot_be_gone_on_from_is_refused_in_one_sentence(runs: Runs
         gained[-1].write_text("".join(f"{json.dumps(line)}\n" for line in changed))
     del lines[0]["metadata"]["context"]
     old.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    (runs.folder / "empty").touch()
 
     def ask(rlm: RLM) -> None:
         with rlm:
@@ -234,9 +235,13 @@ def test_trace_that_cannot_be_gone_on_from_is_refused_in_one_sentence(runs: Runs
     kept = RLM(scripted(CODES), sandbox=open_sandbox, persistent=True)
     cases: list[tuple[Callable[[], object], str]] = [
         (lambda: rlm.resume(answered, "text"), "there is no run to go on from in .*: its run has answered"),
-        (lambda: rlm.resume([failed, gone_on], "text"), "there is no run to go on from in .*: its run has answered"),
-        (lambda: rlm.resume(os.devnull, "text"), "no run to go on from in /dev/null: it has the beginning of none"),
-        (lambda: rlm.resume(cast("str", None), "text"), "trace must be a str or PathLike or Sequence, not NoneType"),
+        (lambda: rlm.resume([failed, gone_on], "text"), "no run to go on from in .*: its run has answered"),
+        (
+            lambda: rlm.resume(runs.folder / "empty", "text"),
+            "no run to go on from in .*empty: it has the beginning of none",
+        ),
+        (lambda: rlm.resume(os.devnull, "text"), "/dev/null is not a regular file: write the trace to one"),
+        *((partial(rlm.resume, cast("str", each), "text"), "trace must be a str or PathLike") for each in (None, [3])),
         (lambda: rlm.resume(failed, {"a": "b"}).result(), "the context is a dict of 1 character in 1 part, and"),
         (lambda: rlm.resume(old, "text"), "does not say what its run was about"),
         *((partial(rlm.resume, hole, "text"), "is not whole: it lacks lines of its run") for hole in holes),
