@@ -233,13 +233,13 @@ class Family:
         self._events.listen(own.fileno(), lambda *_: self._hear_end(of, hub))  # it never says anything
         return None
 
-    def _hear_end(self, of: LivingRepl, hub: _Hub) -> None:
-        """Take what keepers have said before their hub ended, such as why it cannot fork."""
+    def _hear_end(self, of: LivingRepl, hub: _Hub, error: int = 0) -> None:
+        """Take what keepers have said before their hub ended, such as why it cannot fork, or which fork is there."""
         for speaking in [*hub.waiting]:
             if of.hub is hub:
                 self._hear_new(of, hub, speaking)
         if of.hub is hub:
-            self.end_hub(of)
+            self.end_hub(of, error)
 
     def _ask(self, of: LivingRepl, packet: bytes, fork: LivingRepl, given: list[int]) -> None:
         """Ask the hub of a REPL for a fork. It hears of it when it has become one."""
@@ -268,7 +268,7 @@ class Family:
             self._kill(keeper)
         speaking.close()
         if error and fork is of:  # it goes on as the process that it was, and nothing keeps it apart from forks
-            self.end_hub(of, error)
+            self._hear_end(of, hub, error)
         elif error and fork in self._members:
             self._refuse(fork, error)
 
