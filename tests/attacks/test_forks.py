@@ -106,10 +106,16 @@ for fd in sorted(map(int, os.listdir('/proc/self/fd'))):
 """
 
 
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(LIMITS, "strict", warm=0) as opened:
+        yield opened
+
+
 @pytest.fixture
-def family() -> Iterator[dict[str, SandboxedRepl]]:
+def family(sandbox: Sandbox) -> Iterator[dict[str, SandboxedRepl]]:
     """The original, two forks of one moment, and a fork of a fork; each with a hub that waits."""
-    with Sandbox(LIMITS, "strict", warm=0) as sandbox, sandbox.repl("the context") as original:
+    with sandbox.repl("the context") as original:
         original.execute("import os\nname = 'original'")
         members = {"original": original, "fork": original.fork(), "sibling": original.fork()}
         members["younger"] = members["fork"].fork()
@@ -157,21 +163,20 @@ def test_hidden_copy_of_a_bell_cannot_grow(family: dict[str, SandboxedRepl]) -> 
 
 
 @pytest.mark.parametrize("is_forked", [False, True])
-def test_reaper_of_its_own_orphans_hides_none_of_them(is_forked: bool) -> None:
+def test_reaper_of_its_own_orphans_hides_none_of_them(sandbox: Sandbox, is_forked: bool) -> None:
     limits = LIMITS.replace(cpu_s=0.5, interrupt_grace_s=0.1, memory_bytes=150 << 20, max_replay_s=0)
     rows = Rows()
-    with Sandbox(limits, "strict", warm=0) as sandbox:
-        for what, does in HIDES.items():
-            with rows.trying(what), sandbox.repl("the context") as original, ExitStack() as stack:
-                original.execute(f"name = {what!r}")
-                repl = stack.enter_context(original.fork()) if is_forked else original
-                assert original.pid is not None
-                processes = psutil.Process(original.pid)
-                before = len(processes.children(recursive=True))
-                assert repl.execute(ORPHANS.format(does=does)).status in ("ok", "killed")
-                until_now(partial(_has_fewer, processes, before))
-                if is_forked:
-                    assert original.get("name") == what
+    for what, does in HIDES.items():
+        with rows.trying(what), sandbox.repl("the context", limits=limits) as original, ExitStack() as stack:
+            original.execute(f"name = {what!r}")
+            repl = stack.enter_context(original.fork()) if is_forked else original
+            assert original.pid is not None
+            processes = psutil.Process(original.pid)
+            before = len(processes.children(recursive=True))
+            assert repl.execute(ORPHANS.format(does=does)).status in ("ok", "killed")
+            until_now(partial(_has_fewer, processes, before))
+            if is_forked:
+                assert original.get("name") == what
     rows.end()
 
 
@@ -179,8 +184,8 @@ def _has_fewer(processes: psutil.Process, before: int) -> bool:
     return len(processes.children(recursive=True)) < before
 
 
-def test_rulesets_that_code_has_kept_restrict_itself_alone() -> None:
-    with Sandbox(LIMITS, "strict", warm=0) as sandbox, sandbox.repl("the context") as original:
+def test_rulesets_that_code_has_kept_restrict_itself_alone(sandbox: Sandbox) -> None:
+    with sandbox.repl("the context") as original:
         original.execute(KEEPS_RULESET)
         fork, sibling = original.fork(), original.fork()
         layers, error = map(int, fork.execute(RESTRICTS).stdout.split())
@@ -194,14 +199,14 @@ def test_rulesets_that_code_has_kept_restrict_itself_alone() -> None:
 
 
 @pytest.mark.parametrize("hook", ["before", "after_in_child", "after_in_parent"])
-def test_code_that_restricts_its_hub_or_keepers_gets_no_fork(hook: str) -> None:
+def test_code_that_restricts_its_hub_or_keepers_gets_no_fork(sandbox: Sandbox, hook: str) -> None:
     """Such a REPL goes on with its variables, or loses its process. It can be killed with all that it has started."""
     limits = LIMITS.replace(checkpoint="each", max_replay_s=0)
     code = (
         KEEPS_RULESET
         + f"os.register_at_fork({hook}=lambda: [0 for fd in kept for _ in range(16) if c.syscall(446, fd, 0)])"
     )
-    with Sandbox(limits, "strict", warm=0) as sandbox, sandbox.repl("the context") as repl:
+    with sandbox.repl("the context", limits=limits) as repl:
         repl.execute(code)
         with pytest.raises(ForkRefused):
             _fork(repl, times=3)

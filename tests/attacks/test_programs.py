@@ -139,7 +139,7 @@ def test_busy_program_ends_with_all_children(arena: Arena, name: str) -> None:
     with arena.sandbox.repl() as repl:
         assert repl.execute("import os; kept = 1; os.getpid()").status == "ok"
         before = {each for each in living_below() if each.name() == "python3"}
-        result = repl.run(["python3", "-c", BEGIN + TRIES[name]], timeout_s=1)
+        result = repl.run(["python3", "-c", BEGIN + TRIES[name]], timeout_s=0.5)
         # Root's processes are not counted by the kernel: then init ends the REPL that has too many.
         assert result.status == "timeout" or result.limit == "max_processes", result
         assert GOT_THROUGH not in result.stdout
@@ -244,7 +244,7 @@ async def test_program_floods_cost_no_memory(arena: Arena) -> None:
             await repl.arun(["true"])
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             flood = ["sh", "-c", "cat /proc/self/maps; yes & yes >&2"]
-            running = [asyncio.create_task(repl.arun(flood, timeout_s=1)) for _ in range(6)]
+            running = [asyncio.create_task(repl.arun(flood, timeout_s=0.5)) for _ in range(6)]
             while not running[0].done():
                 assert (await repl.aexecute("1")).stdout == "1\n"
             for result in await asyncio.wait_for(asyncio.gather(*running), WAIT_S):

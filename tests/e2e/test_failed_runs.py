@@ -25,7 +25,7 @@ from tests.e2e.conftest import MakeRLM
 from tests.support.tables import table
 
 LOOKS = "an idea\n```repl\nprint(6 * 7)\n```"
-HANGS = "more to come\n```repl\nprint('first')\n```\n```repl\nwhile True: pass\n```"
+HANGS = "more to come\n```repl\nprint('first')\n```\n```repl\nimport time; time.sleep(1000)\n```"
 
 
 def failed(

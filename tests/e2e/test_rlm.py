@@ -73,7 +73,7 @@ def test_run_timeout_keeps_the_partial_answer(rlm: MakeRLM) -> None:
     """A run past its time ends with its partial answer and leaves no process."""
     before = living_below()
     for timeout_s in LONGER_AND_LONGER:
-        client = ScriptedClient(["a first idea\n```repl\n1\n```", "```repl\nwhile True: pass\n```"])
+        client = ScriptedClient(["a first idea\n```repl\n1\n```", "```repl\nimport time; time.sleep(1000)\n```"])
         with pytest.raises(LimitReached, match="run_timeout_s") as caught:
             rlm(client, limits=Limits(run_timeout_s=timeout_s)).completion("", "?")
         assert living_below() == before

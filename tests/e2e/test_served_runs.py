@@ -143,7 +143,7 @@ def test_killed_server_leaves_no_process() -> None:
         base, key = server.stdout.readline().strip(), server.stdout.readline().removeprefix("key: ").strip()
         headers = {"authorization": f"Bearer {key}"}
         made = httpx.post(f"{base}/containers", json={"name": "a"}, headers=headers, timeout=WAIT_S).json()
-        body = {"code": "print('begun', flush=True)\nwhile True: pass", "stream": True}
+        body = {"code": "print('begun', flush=True)\nimport time; time.sleep(1000)", "stream": True}
         url = f"{base}/containers/{made['id']}/execute"
         with httpx.stream("POST", url, json=body, headers=headers, timeout=WAIT_S) as answer:
             seen = ""

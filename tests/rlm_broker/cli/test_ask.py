@@ -240,7 +240,7 @@ def test_how_models_are_told_and_asked_can_be_said(log: Path) -> None:
 ENDLESS = r"""
 from rlm_broker.cli import composition
 from rlm_broker.broker.clients.function import FunctionClient
-code = 'an idea\n```repl\nprint("up", flush=True)\nwhile True: pass\n```'
+code = 'an idea\n```repl\nprint("up", flush=True)\nimport time; time.sleep(1000)\n```'
 rlm = composition.RLM
 composition.RLM = lambda model, sub_model, **options: rlm(FunctionClient(lambda messages: code), **options)
 from rlm_broker.cli.main import main

@@ -79,7 +79,7 @@ def test_signal_within_an_answer_ends_the_conversation(log: Path, number: signal
     def reply(request: dict[str, Any]) -> Answer:
         if request["messages"][-1]["content"] == "ready":
             is_asked.set()
-        return completion("an idea\n```repl\nllm_query('ready')\nwhile True: pass\n```")
+        return completion("an idea\n```repl\nllm_query('ready')\nimport time; time.sleep(1000)\n```")
 
     with FakeOpenAI(reply) as server:
         options = ["-q", "-m", "m", "--base-url", server.base_url, "--limit", "block_timeout_s=600"]
@@ -104,7 +104,9 @@ def test_ctrl_c_ends_an_answer_and_keeps_the_variables(log: Path) -> None:
             return completion("go on")
         if "Who?" in str(request["messages"]):
             return completion("```repl\nFINAL(kept)\n```")
-        return completion("an idea\n```repl\nkept = 'as it was'\nllm_query('ready')\nwhile True: pass\n```")
+        return completion(
+            "an idea\n```repl\nkept = 'as it was'\nllm_query('ready')\nimport time; time.sleep(1000)\n```"
+        )
 
     with FakeOpenAI(reply) as server:
         options = ["-q", "-m", "m", "--base-url", server.base_url, "--limit", "block_timeout_s=600"]

@@ -99,7 +99,7 @@ def test_now_cancels_a_run() -> None:
 
 def test_block_of_a_repl_is_interrupted(tmp_path: Path) -> None:
     program = tmp_path / "spins.py"
-    program.write_text("print('begun', flush=True)\nwhile True: pass\n")
+    program.write_text("print('begun', flush=True)\nimport time; time.sleep(1000)\n")
     with command("exec", program) as runs:
         assert runs.stdout is not None
         assert runs.stdout.readline() == "begun\n"

@@ -35,7 +35,7 @@ def test_the_tree_of_runs_is_drawn_with_what_each_did(tmp_path: Path) -> None:
 
 async def test_stopped_run_is_told_as_stopped(tmp_path: Path) -> None:
     """The lines of a run, and the tree of its trace, tell that it was stopped, and in which block."""
-    hangs = "A first guess: 7.\n```repl\nwhile True: pass\n```"
+    hangs = "A first guess: 7.\n```repl\nimport time; time.sleep(1000)\n```"
     with TraceWriter(tmp_path / "run.jsonl") as writer:
         going = RLM(ScriptedClient([hangs]), on_event=writer).start("c", "the question")
         async for event in going.events():

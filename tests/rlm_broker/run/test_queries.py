@@ -109,7 +109,7 @@ def test_looping_child_is_ended_with_its_partial_answer(open_sandbox: Sandbox) -
             case "root":
                 return "```repl\nFINAL('|'.join(rlm_query_batched(['loops', 'answers'])))\n```"
             case "loops":
-                return "a first idea\n```repl\nwhile True: pass\n```"
+                return "a first idea\n```repl\nimport time; time.sleep(1000)\n```"
         return "FINAL(fine)"
 
     for timeout_s in LONGER_AND_LONGER:
@@ -129,7 +129,7 @@ def test_ended_parent_ends_children_and_their_processes() -> None:
         if asked(messages) == "root":
             return "```repl\nrlm_query('child')\n```"
         child_loops.set()
-        return "```repl\nwhile True: pass\n```"
+        return "```repl\nimport time; time.sleep(1000)\n```"
 
     for timeout_s in LONGER_AND_LONGER:
         limits = Limits(max_depth=2, run_timeout_s=timeout_s)
@@ -245,7 +245,9 @@ def test_blocks_above_their_number_are_not_run(open_sandbox: Sandbox) -> None:
 
 def test_a_turn_that_takes_too_long_ends_the_run(open_sandbox: Sandbox) -> None:
     with pytest.raises(LimitReached, match="iteration_timeout_s"):
-        answer(open_sandbox, ["```repl\nwhile True: pass\n```"], iteration_timeout_s=0.5, block_timeout_s=30)
+        answer(
+            open_sandbox, ["```repl\nimport time; time.sleep(1000)\n```"], iteration_timeout_s=0.5, block_timeout_s=30
+        )
 
 
 def test_tokens_and_budget_end_a_run(open_sandbox: Sandbox) -> None:

@@ -24,8 +24,8 @@ from rlm_broker.sandbox.sandbox import Sandbox
 from tests.support.waiting import WAIT_S
 
 BLOCK = "I look at it.\n```repl\nprint(context)\n```"
-DEAF = "```repl\nimport signal; signal.signal(signal.SIGINT, signal.SIG_IGN); print('deaf')\nwhile True: pass\n```"
-HANGS = "A first guess: 7.\n```repl\nwhile True: pass\n```"
+DEAF = "```repl\nimport signal; signal.signal(signal.SIGINT, signal.SIG_IGN); print('deaf')\nimport time; time.sleep(1000)\n```"
+HANGS = "A first guess: 7.\n```repl\nimport time; time.sleep(1000)\n```"
 
 
 async def until(run: Run, kind: type[Event]) -> Event:

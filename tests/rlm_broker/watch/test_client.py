@@ -19,7 +19,7 @@ from tests.support.waiting import WAIT_S, until_now
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
     path = tmp_path / "spins.py"
-    path.write_text("print('begun', flush=True)\nwhile True: pass\n")
+    path.write_text("print('begun', flush=True)\nimport time; time.sleep(1000)\n")
     return path
 
 

@@ -196,7 +196,7 @@ async def test_quiet_run_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("control")
 async def test_stopped_run_has_its_best_answer() -> None:
-    spins = "I guess 3.\n```repl\nprint(1)\nwhile True: pass\n```"
+    spins = "I guess 3.\n```repl\nprint(1)\nimport time; time.sleep(1000)\n```"
     async with RLM(ScriptedClient([spins])) as rlm:
         run = rlm.start("abc", "How long?")
         async for line in client.follow(HERE, run.id):

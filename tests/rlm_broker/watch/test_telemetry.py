@@ -180,7 +180,7 @@ def test_no_context_is_left_after_a_call(memory: Memory) -> None:
 
 def test_failures_have_their_class_and_no_words(memory: Memory) -> None:
     receiver = OpenTelemetry(memory.provider)
-    spins = ScriptedClient(["```repl\nwhile True: pass\n```"])
+    spins = ScriptedClient(["```repl\nimport time; time.sleep(1000)\n```"])
     with pytest.raises(LimitReached):
         RLM(spins, limits=Limits(run_timeout_s=0.3), on_event=receiver).completion("c", "q")
     (root,) = memory.by_name("invoke_agent rlm_broker")

@@ -84,7 +84,7 @@ def test_server_ends_with_all_its_processes(how: str) -> None:
     """The end of stdin and each signal end the server and all below it, also while a block and a run go on."""
     with started() as raw:
         assert raw.execute("print(1)")["stdout"] == "1\n"
-        raw.say("tools/call", {"name": "execute_python", "arguments": {"code": "while True: pass"}}, id=90)
+        raw.say("tools/call", {"name": "execute_python", "arguments": {"code": "import time; time.sleep(1000)"}}, id=90)
         raw.execute("2")
         below = raw.below()
         assert len(below) >= 3
@@ -101,7 +101,7 @@ def test_server_ends_with_all_its_processes(how: str) -> None:
 
 def test_killed_server_leaves_no_worker() -> None:
     with started() as raw:
-        raw.say("tools/call", {"name": "execute_python", "arguments": {"code": "while True: pass"}}, id=90)
+        raw.say("tools/call", {"name": "execute_python", "arguments": {"code": "import time; time.sleep(1000)"}}, id=90)
         raw.execute("import os; os.system('sleep 1000 &')")
         below = raw.below()
         assert len(below) >= 3
