@@ -236,10 +236,7 @@ def test_trace_that_cannot_be_gone_on_from_is_refused_in_one_sentence(runs: Runs
     cases: list[tuple[Callable[[], object], str]] = [
         (lambda: rlm.resume(answered, "text"), "there is no run to go on from in .*: its run has answered"),
         (lambda: rlm.resume([failed, gone_on], "text"), "no run to go on from in .*: its run has answered"),
-        (
-            lambda: rlm.resume(runs.folder / "empty", "text"),
-            "no run to go on from in .*empty: it has the beginning of none",
-        ),
+        (lambda: rlm.resume(runs.folder / "empty", "text"), "no run .* in .*empty: it has the beginning of none"),
         (lambda: rlm.resume(os.devnull, "text"), "/dev/null is not a regular file: write the trace to one"),
         *((partial(rlm.resume, cast("str", each), "text"), "trace must be a str or PathLike") for each in (None, [3])),
         (lambda: rlm.resume(failed, {"a": "b"}).result(), "the context is a dict of 1 character in 1 part, and"),
