@@ -248,6 +248,18 @@ def test_code_that_holds_up_a_fork_goes_on_in_no_process(hook: str, does: str, l
         assert [each.get("x") for each in (repl, fork)] == ["kept"] * 2
 
 
+def test_keepers_of_a_refused_fork_are_no_children_of_the_repl() -> None:
+    """The keeper of the fork ends later than that of the REPL that would have gone on."""
+    code = "import os, time\nn = []\ndef end():\n    if len(n) < 3:\n        time.sleep(0.3 if len(n) == 1 else 0)\n        os._exit(1)\n"
+    code += "os.register_at_fork(before=lambda: n.append(1), after_in_child=end)"
+    with Sandbox(LIMITS, "strict", warm=0) as sandbox, sandbox.repl() as repl:
+        repl.execute(code)
+        with pytest.raises(ForkRefused):
+            repl.fork()
+        assert repl.execute("os.wait()").error == "ChildProcessError: [Errno 10] No child processes"
+        assert repl.fork().execute("print(len(n))").status == "ok"
+
+
 def _fork(repl: SandboxedRepl, times: int) -> None:
     for _ in range(times):
         repl.fork()
