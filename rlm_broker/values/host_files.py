@@ -38,11 +38,20 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 @contextlib.contextmanager
 def replacement(target: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """Give a new file, which takes the place of another one once it is written. After a failure it is gone.
+    """Give a new file, which takes the place of the target once it is written. After a failure it is gone.
+
+    A link stays, and its file is replaced. A device or a named pipe, such as /dev/stdout, is written to in place.
 
     Args:
         mode: Its mode, without what the umask forbids.
     """
+    target = target.resolve()
+    if target.exists() and not target.is_file():
+        fd = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a reader is an error
+        os.set_blocking(fd, True)
+        with open(fd, "wb") as file:
+            yield file
+        return
     part = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}")
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:

@@ -37,6 +37,8 @@ from sandbox_worker.wire.descriptors import (
     REPL_ENDED,
 )
 
+RESTS_S = 0.5
+"""CPU seconds that a hub may use while it has no fork to make. One that uses more runs functions of model code."""
 KILLED_S = 5.0
 """Seconds until a keeper has killed its REPL and all that this has started. Beyond them, the whole family is killed."""
 SPARE_FDS = 64
@@ -61,6 +63,7 @@ class _Hub:
         pid: Its pid; 0 until its REPL goes on in another process.
         waiting: Init's ends of the sockets of keepers that are not there yet → the REPL of each.
         made: Forks that are there, and are kept until its own REPL is, too.
+        rested_s: CPU seconds that it had used when it had made its last fork.
     """
 
     def __init__(self, speaking: socket.socket, moment: int, shared_bytes: int) -> None:
@@ -70,6 +73,7 @@ class _Hub:
         self.pid = 0
         self.waiting: dict[socket.socket, LivingRepl] = {}
         self.made: list[LivingRepl] = []
+        self.rested_s = math.inf
 
 
 class LivingRepl:
@@ -218,8 +222,11 @@ class Family:
         return False
 
     def _known(self) -> set[int]:
-        hubs = [each.hub.pid for each in self._members if each.hub is not None]
+        hubs = [each.pid for each in self._hubs()]
         return {1, *hubs, *self.keepers(), *(each.pid or 0 for each in self._members)}
+
+    def _hubs(self) -> "list[_Hub]":
+        return [each.hub for each in self._members if each.hub is not None]
 
     def _make_hub(self, of: LivingRepl) -> str | None:
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -236,7 +243,7 @@ class Family:
     def _hear_end(self, of: LivingRepl, hub: _Hub, error: int = 0) -> None:
         """Take what keepers have said before their hub ended, such as why it cannot fork, or which fork is there."""
         for speaking in [*hub.waiting]:
-            if of.hub is hub:
+            if of.hub is hub and speaking in hub.waiting:
                 self._hear_new(of, hub, speaking)
         if of.hub is hub:
             self.end_hub(of, error)
@@ -247,7 +254,7 @@ class Family:
         assert self._ruleset is not None
         hub = of.hub
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        hub.waiting[own] = fork
+        hub.waiting[own], hub.rested_s = fork, math.inf
         self._events.listen(own.fileno(), lambda *_: self._hear_new(of, hub, own))
         with theirs, contextlib.suppress(OSError):  # it has ended, as the keeper's socket says, too
             send(hub.speaking, packet, (theirs.fileno(), self._ruleset, *given))
@@ -261,15 +268,13 @@ class Family:
         error, keeper_pid, repl_pid = FORKED.unpack(said) if len(said) == FORKED.size else (errno.ECHILD, 0, 0)
         fork, keeper = hub.waiting.pop(speaking), _Keeper(keeper_pid, speaking)
         self._events.forget(speaking.fileno())
-        if not error and fork in self._members:
+        if not error:
             self._begin(of, hub, fork, keeper, repl_pid)
             return
-        if not error:  # its owner has given it up meanwhile
-            self._kill(keeper)
         speaking.close()
-        if error and fork is of:  # it goes on as the process that it was, and nothing keeps it apart from forks
+        if fork is of:  # it goes on as the process that it was, and nothing keeps it apart from forks
             self._hear_end(of, hub, error)
-        elif error and fork in self._members:
+        else:
             self._refuse(fork, error)
 
     def _begin(self, of: LivingRepl, hub: _Hub, fork: LivingRepl, keeper: _Keeper, pid: int) -> None:
@@ -356,6 +361,9 @@ class Family:
         if hub is None:
             return
         self._events.close(hub.speaking)
+        if hub.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(hub.pid, signal.SIGKILL)  # functions of model code may hold it up
         for speaking in hub.waiting:
             self._events.close(speaking)
         for fork in hub.made:
@@ -370,8 +378,11 @@ class Family:
 
     def _drop(self, fork: LivingRepl) -> None:
         self._members.remove(fork)
-        for hub in [each.hub for each in self._members if each.hub is not None and fork in each.hub.made]:
-            hub.made.remove(fork)
+        for hub in self._hubs():
+            hub.made = [each for each in hub.made if each is not fork]
+            for speaking in [speaking for speaking, each in hub.waiting.items() if each is fork]:
+                del hub.waiting[speaking]
+                self._events.close(speaking)
         fork.output.close()
         if fork.hands is not None:
             fork.hands.close()
@@ -379,6 +390,24 @@ class Family:
         fork.control.close()
 
     # -- their resources ---------------------------------------------------------------------------------------------
+
+    def end_strays(self) -> None:
+        """Kill the processes of the last sample that belong to no REPL, unless a fork is being made; and end hubs that
+        do not rest. Functions of model code for `os.register_at_fork` may hold up a fork, or start a process."""
+        if any(each.waiting for each in self._hubs()):
+            return
+        used_s = {each.pid: each.times.cpu_s for each in self._watch.seen}
+        for each in self._members:
+            if each.hub is not None and each.hub.pid in used_s:
+                each.hub.rested_s = min(each.hub.rested_s, used_s[each.hub.pid])
+                if used_s[each.hub.pid] > each.hub.rested_s + RESTS_S:
+                    self.end_hub(each)
+        owned = self._known() | self._owners(self._watch.seen).keys()
+        session = next((self._proc.session(each.pid) for each in self._members if each.pid is not None), 0)
+        for pid in used_s.keys() - owned:
+            if session and self._proc.session(pid) == session:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def to_end_first(self) -> LivingRepl | None:
         """Return the REPL to end if all have too much memory: the one that, with all that it started, has grown most

@@ -35,6 +35,7 @@ import os
 import select
 import signal
 import socket
+import time
 from typing import NoReturn
 
 from sandbox_worker.init.child import MOST_DESCRIPTORS, have_no_threads, kill_until_alone, may_have_threads
@@ -54,6 +55,9 @@ from sandbox_worker.wire.descriptors import (
 
 MOST_FORK_FDS = 8
 """Descriptors beside a packet to a hub, at most."""
+KEEPERS_END_S, LOOK_AGAIN_S = 1.0, 0.001
+"""Most seconds until the keepers of a hub that goes on have ended, and those between two looks. Init ends them, unless
+model code in them holds that up."""
 _PLACES = (CONNECTION_FD, 1, 2, STACK_FD, HANDED_FD)
 """Numbers of a further REPL's descriptors, in the order in which they come. Its bell follows."""
 
@@ -81,12 +85,13 @@ def become_hub(handed: HandedDescriptors, landlock_abi: int, copies: int) -> mma
     os.dup2(speaking, HANDED_FD, inheritable=False)  # the filter lets no other socket receive descriptors
     os.close(speaking)
     hub = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, HANDED_FD)
+    keepers: list[int] = []
     while True:
         packet, fds = receive(hub, 1, MOST_FORK_FDS)
         if not fds:
             os._exit(0)
         goes_on = packet == GOES_ON
-        if _is_repl(fds[0], fds[1], landlock_abi, waits=goes_on):
+        if _is_repl(fds[0], fds[1], landlock_abi, keepers, waits=goes_on):
             break
         for fd in fds:
             os.close(fd)
@@ -100,20 +105,29 @@ def become_hub(handed: HandedDescriptors, landlock_abi: int, copies: int) -> mma
         os.close(fd)
     may_have_threads()
     restore_random()
-    with contextlib.suppress(ChildProcessError):  # if it goes on in this process: all keepers end, none as a zombie
-        os.waitpid(-1, 0)
+    _wait_for(keepers)
     if on_child is not None:
         signal.signal(signal.SIGCHLD, on_child)
     return bell
 
 
-def _is_repl(keeping: int, ruleset: int, landlock_abi: int, *, waits: bool) -> bool:
+def _wait_for(keepers: list[int]) -> None:
+    """Wait for the ends of the keepers of a hub that goes on: code would find them among its children."""
+    until = time.monotonic() + KEEPERS_END_S
+    for keeper in keepers:
+        with contextlib.suppress(ChildProcessError):
+            while not os.waitpid(keeper, os.WNOHANG)[0] and time.monotonic() < until:
+                time.sleep(LOOK_AGAIN_S)
+
+
+def _is_repl(keeping: int, ruleset: int, landlock_abi: int, keepers: list[int], *, waits: bool) -> bool:
     """Fork a keeper with its REPL. They tell init of themselves. Return whether this process is the REPL.
 
     Args:
         keeping: The keeper's socket.
         ruleset: Landlock ruleset of its domain, and of the one within.
         landlock_abi: Version of Landlock.
+        keepers: Pids of the keepers so far. The new one is added.
         waits: Whether to wait until both are there, and to be the REPL if they cannot be.
     """
     made, there = os.pipe()
@@ -125,11 +139,13 @@ def _is_repl(keeping: int, ruleset: int, landlock_abi: int, *, waits: bool) -> b
         os.close(made)
         return waits
     if keeper:
+        keepers.append(keeper)
         os.close(there)
         is_there = not waits or bool(os.read(made, 1))
         os.close(made)
         return not is_there
     try:
+        keepers.clear()
         os.close(made)
         landlock.restrict(ruleset, landlock_abi)
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)

@@ -203,9 +203,7 @@ class Init:
 
     @property
     def _has_to_watch(self) -> bool:
-        return self._is_watched and (
-            self._repl.pid is not None or bool(self._programs) or any(each.pid is not None for each in self._repls)
-        )
+        return self._is_watched and (self._repl.pid is not None or len(self._repls) > 1 or bool(self._programs))
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -400,10 +398,12 @@ class Init:
 
     def _look(self) -> None:
         usage = self._sample()
+        if self._is_family:
+            self._family.end_strays()
         spent = [
-            (each, usage.cpu_s if each.keeper is None else self._watch.cpu_times.of_program(each.keeper.pid))
+            (each, self._cpu_s(each, usage))
             for each in self._repls
-            if each is self._repl or each.keeper is not None
+            if each.keeper is not None or (each is self._repl and (each.pid is not None or not self._is_family))
         ]
         for each, cpu_s in spent:
             if cpu_s - each.said_cpu_s >= WORTH_SAYING_S:
@@ -411,7 +411,7 @@ class Init:
                 each.said_cpu_s = cpu_s
         for limit, watched in WATCHED.items():
             used, allowed = getattr(usage, watched.usage), getattr(self._spawn.bounds, limit)
-            if allowed is not None and used > allowed:
+            if allowed is not None and used > allowed and limit != "cpu_s":  # which each REPL has for itself
                 self._end_at(limit, used, allowed, usage)
                 return
         for each, cpu_s in spent:
@@ -438,6 +438,10 @@ class Init:
         self._end(of, limit)
         for each, post_mortem in zip(those, post_mortems, strict=True):
             each.control.say(Exceeded(limit=limit, used=used, allowed=allowed, post_mortem=post_mortem))
+
+    def _cpu_s(self, of: LivingRepl, usage: WorkerUsage) -> float:
+        """Return the CPU seconds of the block of a REPL."""
+        return usage.cpu_s if of.keeper is None else self._watch.cpu_times.of_program(of.keeper.pid)
 
     def _sample(self) -> WorkerUsage:
         self._watch.uncounted = self._checkpoints.processes + sum(each.frozen for each in self._repls)
@@ -470,7 +474,7 @@ class Init:
         return LastSeen(
             stack=stack.decode("utf-8", "replace"),
             memory_bytes=usage.memory_bytes,
-            cpu_s=usage.cpu_s,
+            cpu_s=self._cpu_s(of, usage),
             processes=usage.processes,
             threads=usage.threads,
         )

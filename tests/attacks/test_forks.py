@@ -2,13 +2,13 @@
 
 import errno
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 import psutil
 import pytest
 
-from rlm_broker.errors import ForkRefused
+from rlm_broker.errors import ForkRefused, SandboxFailed
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from tests.attacks.arena import GOT_THROUGH, LIMITS
@@ -104,6 +104,31 @@ for fd in sorted(map(int, os.listdir('/proc/self/fd'))):
     try: print(os.readlink(f'/proc/self/fd/{fd}'))
     except FileNotFoundError: pass
 """
+AT_FORK = """
+import os
+first, inside, x = os.getpid(), [], 'kept'
+def spin():
+    while True: pass
+def hook():
+    if not inside and os.path.exists('hang'):
+        inside.append(1)
+        {does}
+        inside.clear()
+os.register_at_fork({hook}=hook)
+"""
+STARTS = """if os.getpid() == first and os.fork() == 0:
+            if os.fork() == 0: spin()
+            os._exit(0)"""
+HOLDS_UP = {
+    "hub, before": ("before", "os.getpid() == first and spin()", 5),
+    "hub, later": ("after_in_parent", "os.getpid() == first and spin()", 5),
+    "keeper": ("after_in_child", "os.getppid() == first and spin()", 5),
+    "REPL": ("after_in_child", "os.getppid() == first or spin()", 5),
+    "hub starts another": ("after_in_parent", STARTS, 6),
+}
+"""Function for `os.register_at_fork`, and the number of processes: init, two REPLs with their keepers, and a hub that
+rests."""
+PROCESSES = "import os; print(len([name for name in os.listdir('/proc') if name.isdigit()]))"
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +239,30 @@ def test_code_that_restricts_its_hub_or_keepers_gets_no_fork(sandbox: Sandbox, h
         assert block.stdout == "kept\n" or (block.status, hook) == ("killed", "after_in_parent"), block
         assert repl.execute("import os; os.fork(); os._exit(1)").status == "killed"
         assert repl.execute("print(context)").stdout == "the context\n"
+
+
+@pytest.mark.parametrize(("hook", "does", "left"), list(HOLDS_UP.values()), ids=list(HOLDS_UP))
+def test_code_that_holds_up_a_fork_goes_on_in_no_process(hook: str, does: str, left: int) -> None:
+    with Sandbox(LIMITS.replace(start_timeout_s=1), "strict", warm=0) as sandbox, sandbox.repl() as repl:
+        repl.execute(AT_FORK.format(hook=hook, does=does))
+        fork = repl.fork()
+        repl.files.write("hang", b"")
+        with suppress(SandboxFailed):
+            repl.fork().close()
+        until_now(lambda: fork.execute(PROCESSES).stdout == f"{left}\n")
+        assert [each.get("x") for each in (repl, fork)] == ["kept"] * 2
+
+
+def test_keepers_of_a_refused_fork_are_no_children_of_the_repl() -> None:
+    """The keeper of the fork ends later than that of the REPL that would have gone on."""
+    code = "import os, time\nn = []\ndef end():\n    if len(n) < 3:\n        time.sleep(0.3 if len(n) == 1 else 0)\n        os._exit(1)\n"
+    code += "os.register_at_fork(before=lambda: n.append(1), after_in_child=end)"
+    with Sandbox(LIMITS, "strict", warm=0) as sandbox, sandbox.repl() as repl:
+        repl.execute(code)
+        with pytest.raises(ForkRefused):
+            repl.fork()
+        assert repl.execute("os.wait()").error == "ChildProcessError: [Errno 10] No child processes"
+        assert repl.fork().execute("print(len(n))").status == "ok"
 
 
 def _fork(repl: SandboxedRepl, times: int) -> None:

@@ -154,6 +154,24 @@ def test_cpu_time_is_bounded_for_each(open_sandbox: Sandbox) -> None:
         for repl in (fork, original):
             block = repl.execute("while True: pass")
             assert (block.status, block.limit) == ("killed", "cpu_s")
+            assert block.post_mortem is not None
+            assert block.post_mortem.cpu_s > 0.2
+
+
+def test_cpu_time_of_an_ended_fork_counts_for_no_other(open_sandbox: Sandbox) -> None:
+    computes = "until = time.process_time() + 0.4\nwhile time.process_time() < until: pass"
+    with open_sandbox.repl(limits=LIMITS.replace(cpu_s=0.6)) as original:
+        original.execute("import time")
+        forks = [original.fork() for _ in range(3)]
+        original.execute("1")  # with the end of the hub, init waits for the keepers
+        for fork in forks[1:]:
+            assert fork.execute(computes).status == "ok"
+            fork.close()
+        assert [each.execute("time.sleep(0.2)").status for each in (forks[0], original)] == ["ok", "ok"]
+        for _ in range(2):
+            assert forks[0].execute(computes).status == "ok"
+        with forks[0].fork() as younger:  # the process of the older one becomes a hub
+            assert [each.execute("time.sleep(0.2)").status for each in (younger, forks[0])] == ["ok", "ok"]
 
 
 def test_memory_counts_for_all_and_ends_the_one_that_grows(open_sandbox: Sandbox) -> None:

@@ -232,7 +232,7 @@ def set_default_model(name: str) -> Path:
         raise ConfigurationError(f"{path} cannot be changed safely: write {line} into it")
     with refusal_told(f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacement(path.resolve(), 0o666) as file:  # a link stays: settings are often kept in another folder
+        with replacement(path, 0o666) as file:
             file.write(written.encode())
     return path
 
