@@ -242,11 +242,16 @@ class Family:
 
     def _hear_end(self, of: LivingRepl, hub: _Hub, error: int = 0) -> None:
         """Take what keepers have said before their hub ended, such as why it cannot fork, or which fork is there."""
-        for speaking in [*hub.waiting]:
-            if of.hub is hub and speaking in hub.waiting:
-                self._hear_new(of, hub, speaking)
+        self.hear_keepers()
         if of.hub is hub:
             self.end_hub(of, error)
+
+    def hear_keepers(self) -> None:
+        """Take what new keepers have said. A request may come from what their REPLs have said since."""
+        for of, hub in [(each, each.hub) for each in self._members if each.hub is not None]:
+            for speaking in [*hub.waiting]:
+                if of.hub is hub and speaking in hub.waiting:
+                    self._hear_new(of, hub, speaking)
 
     def _ask(self, of: LivingRepl, packet: bytes, fork: LivingRepl, given: list[int]) -> None:
         """Ask the hub of a REPL for a fork. It hears of it when it has become one."""
@@ -365,11 +370,19 @@ class Family:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(hub.pid, signal.SIGKILL)  # functions of model code may hold it up
         for speaking in hub.waiting:
-            self._events.close(speaking)
+            self._give_up(speaking)
         for fork in hub.made:
             self.end(fork)
         for fork in ({*hub.waiting.values(), *hub.made} - {of}) & {*self._members}:
             self._refuse(fork, error)
+
+    def _give_up(self, speaking: socket.socket) -> None:
+        """Have a keeper that has not spoken yet end with its REPL."""
+        with contextlib.suppress(OSError):  # it has ended
+            speaking.shutdown(socket.SHUT_RD)  # its REPL cannot speak from here on, and ends
+            speaking.recv(FORKED.size)  # unix(7): a packet that is left unread resets the socket
+            speaking.send(KILL, socket.MSG_DONTWAIT)
+        self._events.close(speaking)
 
     def _refuse(self, fork: LivingRepl, error: int) -> None:
         reason = "its processes ended" if error in (0, errno.ECHILD) else os.strerror(error)
@@ -382,7 +395,7 @@ class Family:
             hub.made = [each for each in hub.made if each is not fork]
             for speaking in [speaking for speaking, each in hub.waiting.items() if each is fork]:
                 del hub.waiting[speaking]
-                self._events.close(speaking)
+                self._give_up(speaking)
         fork.output.close()
         if fork.hands is not None:
             fork.hands.close()

@@ -79,19 +79,19 @@ def become_hub(handed: HandedDescriptors, landlock_abi: int, copies: int) -> mma
         return None
     restore_random = random_kept()
     on_child = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers leave no zombies
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     allow_processes(copies, copies)  # REPLs of a family make no checkpoints
     have_no_threads()  # it has one: no fork need look for others
     hands = os.dup(HANDED_FD)
     os.dup2(speaking, HANDED_FD, inheritable=False)  # the filter lets no other socket receive descriptors
     os.close(speaking)
     hub = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, HANDED_FD)
-    keepers: list[int] = []
     while True:
         packet, fds = receive(hub, 1, MOST_FORK_FDS)
         if not fds:
             os._exit(0)
         goes_on = packet == GOES_ON
-        if _is_repl(fds[0], fds[1], landlock_abi, keepers, waits=goes_on):
+        if _is_repl(fds[0], fds[1], landlock_abi, waits=goes_on):
             break
         for fd in fds:
             os.close(fd)
@@ -105,29 +105,29 @@ def become_hub(handed: HandedDescriptors, landlock_abi: int, copies: int) -> mma
         os.close(fd)
     may_have_threads()
     restore_random()
-    _wait_for(keepers)
+    _wait_for_children()
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 0)
     if on_child is not None:
         signal.signal(signal.SIGCHLD, on_child)
     return bell
 
 
-def _wait_for(keepers: list[int]) -> None:
-    """Wait for the ends of the keepers of a hub that goes on: code would find them among its children."""
+def _wait_for_children() -> None:
+    """Wait for the ends of keepers and of orphans of theirs: code would find them among its children."""
     until = time.monotonic() + KEEPERS_END_S
-    for keeper in keepers:
-        with contextlib.suppress(ChildProcessError):
-            while not os.waitpid(keeper, os.WNOHANG)[0] and time.monotonic() < until:
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < until:
+            if not os.waitpid(-1, os.WNOHANG)[0]:
                 time.sleep(LOOK_AGAIN_S)
 
 
-def _is_repl(keeping: int, ruleset: int, landlock_abi: int, keepers: list[int], *, waits: bool) -> bool:
+def _is_repl(keeping: int, ruleset: int, landlock_abi: int, *, waits: bool) -> bool:
     """Fork a keeper with its REPL. They tell init of themselves. Return whether this process is the REPL.
 
     Args:
         keeping: The keeper's socket.
         ruleset: Landlock ruleset of its domain, and of the one within.
         landlock_abi: Version of Landlock.
-        keepers: Pids of the keepers so far. The new one is added.
         waits: Whether to wait until both are there, and to be the REPL if they cannot be.
     """
     made, there = os.pipe()
@@ -139,13 +139,11 @@ def _is_repl(keeping: int, ruleset: int, landlock_abi: int, keepers: list[int], 
         os.close(made)
         return waits
     if keeper:
-        keepers.append(keeper)
         os.close(there)
         is_there = not waits or bool(os.read(made, 1))
         os.close(made)
         return not is_there
     try:
-        keepers.clear()
         os.close(made)
         landlock.restrict(ruleset, landlock_abi)
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)

@@ -215,6 +215,8 @@ class Init:
             packet, fds = of.control.hear()
         except BlockingIOError:
             return
+        if self._is_family:
+            self._family.hear_keepers()
         if not packet:
             if of is self._repl:
                 self._repl.kill_all()
