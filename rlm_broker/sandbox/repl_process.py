@@ -265,15 +265,20 @@ class ReplWorker:
     async def beside_blocks(self) -> Worker:
         """Return the worker, which has the files and runs programs, also while its REPL is dead or runs a block."""
         self.require_open()
-        if self.started is None and not self.busy.locked():
+        if self._has_lost_worker and not self.busy.locked():
             async with self.busy:
-                if self.started is None:
+                if self._has_lost_worker:
                     self.count_restart()
                     await self.start_afresh()
                     self.is_behind = True
         if self.started is None:
             raise SandboxFailed("the REPL is being replaced: try again when its block has begun")
         return self.started.with_files
+
+    @property
+    def _has_lost_worker(self) -> bool:
+        """Whether there is none, or it has ended since the REPL did."""
+        return self.started is None or (self.connection is None and self.started.worker.gone.is_set())
 
     async def end_repl(self, explain: bool = False) -> LastSeen | None:
         """Kill the REPL process, and end its open queries. Its worker stays, with the context in place.
