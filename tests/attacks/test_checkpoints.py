@@ -18,14 +18,17 @@ FIND = "[int(p) for p in os.listdir('/proc') if p.isdigit() and int(p) not in (1
 STARTS = "import os, signal, time, socket, resource, threading\nx = 1\n"
 
 HOSTILE = {
-    "kills it": ("", f"os.kill({FIND}[0], signal.SIGKILL)"),
-    "stops it": ("", f"os.kill({FIND}[0], signal.SIGSTOP)"),
+    "kills it": ("", f"os.kill(max({FIND}), signal.SIGKILL)"),
+    "stops it": ("", f"os.kill(max({FIND}), signal.SIGSTOP)"),
     "floods it": (
         "",
         f"for n in {{*range(1, 65)}} - {{9, 19, 32, 33}}:\n"
-        f"    try: os.kill({FIND}[0], n)\n    except (ProcessLookupError, IndexError): break",
+        f"    try: os.kill(max({FIND}), n)\n    except (ProcessLookupError, ValueError): break",
     ),
-    "runs a function in it": ("signal.signal(signal.SIGUSR1, lambda *_: time.sleep(1000))", f"os.kill({FIND}[0], 10)"),
+    "runs a function in it": (
+        "signal.signal(signal.SIGUSR1, lambda *_: time.sleep(1000))",
+        f"os.kill(max({FIND}), 10)",
+    ),
     "signals all": ("", "signal.signal(15, signal.SIG_IGN); os.kill(-1, 15); os.killpg(0, 15)"),
     "closes descriptor 7": ("os.close(7)", ""),
     "puts another socket at descriptor 7": ("a, b = socket.socketpair(); os.dup2(a.fileno(), 7); b.send(b'c')", ""),
