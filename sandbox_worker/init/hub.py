@@ -134,7 +134,7 @@ def _is_repl(keeping: int, ruleset: int, landlock_abi: int, *, waits: bool) -> b
     try:
         keeper = os.fork()
     except OSError as error:
-        os.write(keeping, _failure(error))
+        _tell_failure(keeping, error)
         os.close(there)
         os.close(made)
         return waits
@@ -157,16 +157,16 @@ def _is_repl(keeping: int, ruleset: int, landlock_abi: int, *, waits: bool) -> b
             os.write(there, GOES_ON)
         os.close(there)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            os.write(keeping, _failure(error))
+        _tell_failure(keeping, error)
         os._exit(1)
     except BaseException:  # noqa: BLE001 - functions of model code may raise anything: this process must run no block
         os._exit(1)
     return True
 
 
-def _failure(error: OSError) -> bytes:
-    return FORKED.pack(error.errno or errno.ECHILD, 0, 0)
+def _tell_failure(keeping: int, error: OSError) -> None:
+    with contextlib.suppress(OSError):  # init has given the fork up meanwhile: the hub goes on all the same
+        os.write(keeping, FORKED.pack(error.errno or errno.ECHILD, 0, 0))
 
 
 def _settle(fds: list[int]) -> mmap.mmap:
