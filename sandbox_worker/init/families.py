@@ -417,8 +417,9 @@ class Family:
                     self.end_hub(each)
         owned = self._known() | self._owners(self._watch.seen).keys()
         session = next((self._proc.session(each.pid) for each in self._members if each.pid is not None), 0)
-        for pid in used_s.keys() - owned:
-            if session and self._proc.session(pid) == session:
+        for pid in [each.pid for each in self._watch.seen if each.status.parent in {1, *used_s}]:
+            # One whose parent is not in the sample has got another one since, maybe a keeper.
+            if pid not in owned and session and self._proc.session(pid) == session:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
