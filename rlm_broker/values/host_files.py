@@ -45,13 +45,13 @@ def replacement(target: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     Args:
         mode: Its mode, without what the umask forbids.
     """
-    target = target.resolve()
     if target.exists() and not target.is_file():
         fd = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a reader is an error
         os.set_blocking(fd, True)
         with open(fd, "wb") as file:
             yield file
         return
+    target = target.resolve()  # not of a pipe: /dev/stdout leads to a name that no file has
     part = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}")
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:

@@ -34,6 +34,11 @@ def test_link_and_pipe_stay(tmp_path: Path) -> None:
                 fresh.write(b"new")
         assert (link.is_symlink(), file.read_bytes(), reader.read()) == (True, b"new", b"new")
     assert stat.S_ISFIFO(pipe.stat().st_mode)
+    ours, theirs = os.pipe()
+    with open(ours, "rb") as reader, open(theirs, "wb"), replacement(Path(f"/dev/fd/{theirs}")) as fresh:
+        fresh.write(b"new")
+        fresh.flush()
+        assert reader.read(3) == b"new"
     with pytest.raises(IsADirectoryError), replacement(tmp_path):
         pass
 
